@@ -1,0 +1,9 @@
+//! The backends: where the ranks of a mesh are, and what their tensors travel through.
+
+mod c10d;
+mod environment;
+pub mod fake;
+mod memory;
+pub mod processes;
+mod room;
+pub mod threads;

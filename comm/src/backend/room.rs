@@ -1,0 +1,429 @@
+//! Where the rank threads of one group meet.
+//!
+//! A collective is a meeting. Each rank puts its tensors on the table when it enters, and goes on with its own work.
+//! Once all have entered, the meeting is a list of tasks, and whoever waits for its result performs those that nobody
+//! has claimed: its own first, then those of ranks that are late to wait. So a wait depends on other ranks having
+//! entered, never on their waiting too; and when it ends, all tasks are done, so that every input is free again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tch::Tensor;
+
+use super::memory::{self, Part};
+use crate::call::{Call, Collective};
+use crate::group::duplicate;
+use crate::{Buffers, Error, Members, Op, Result, Transport, Work};
+
+/// A collective whose tensors are smaller than this together is done by the last one to enter, before it wakes the
+/// others: they would take longer to wake than to help.
+const SMALL: u64 = 1 << 18;
+
+#[derive(Debug)]
+pub(super) struct Room {
+    timeout: Duration,
+    state: Mutex<State>,
+    /// Something that somebody may be waiting for has happened.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    meetings: HashMap<u64, Meeting>,
+    mail: Mail,
+    /// Why nothing can be waited for any more.
+    broken: Option<Broken>,
+    /// World ranks that have returned, and so will enter nothing any more.
+    departed: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Meeting {
+    /// By group rank.
+    parts: Vec<Option<Part>>,
+    entered: usize,
+    claimed: Vec<bool>,
+    done: usize,
+    made: Vec<Option<Tensor>>,
+    refused: Option<String>,
+    left: usize,
+}
+
+/// Messages between pairs of ranks, by sender, receiver, and number within the pair.
+#[derive(Debug, Default)]
+struct Mail {
+    sent: HashMap<(usize, usize), u64>,
+    awaited: HashMap<(usize, usize), u64>,
+    letters: HashMap<(usize, usize, u64), (Call, Tensor)>,
+    expected: HashMap<(usize, usize, u64), Call>,
+}
+
+#[derive(Clone, Debug)]
+enum Broken {
+    Failed { rank: usize, reason: String },
+    Mismatch { group: String, sequence: u64, rank: usize, called: String, other: usize, other_called: String },
+}
+
+impl Broken {
+    fn error(&self) -> Error {
+        match self.clone() {
+            Broken::Failed { rank, reason } => Error::PeerFailed { rank, reason },
+            Broken::Mismatch { group, sequence, rank, called, other, other_called } => {
+                Error::Mismatch { group, sequence, rank, called, other, other_called }
+            }
+        }
+    }
+}
+
+impl Room {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Room { timeout, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Ends all waiting: `rank` has failed.
+    pub(super) fn fail(&self, rank: usize, reason: &str) {
+        let mut state = self.lock();
+        state.broken.get_or_insert_with(|| Broken::Failed { rank, reason: reason.to_owned() });
+        self.changed.notify_all();
+    }
+
+    /// Ends the waiting for what `rank` has not entered.
+    pub(super) fn depart(&self, rank: usize) {
+        self.lock().departed.push(rank);
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that panics runs while the lock is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, members: &Members, sequence: u64, call: Call, buffers: Buffers) -> Result<()> {
+        let (op, index, size) = (call.op(), members.index(), members.size());
+        let small = call.tensor_bytes() * size as u64 <= SMALL;
+        let part = Part::new(call, buffers).map_err(|error| members.backend(op, error))?;
+        let mut state = self.lock();
+        state.intact()?;
+        let meeting = state.meetings.entry(sequence).or_insert_with(|| Meeting::new(&part.call, size));
+        if let Some((other, theirs)) = meeting.conflict(index, &part.call) {
+            let broken = mismatch(members, sequence, (index, &part.call), (other, &theirs));
+            let error = broken.error();
+            state.broken = Some(broken);
+            self.changed.notify_all();
+            return Err(error);
+        }
+        meeting.parts[index] = Some(part);
+        meeting.entered += 1;
+        if meeting.entered == size {
+            if small {
+                state = self.help(state, sequence, index);
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Performs tasks of a complete meeting until none is left to claim.
+    fn help<'a>(&'a self, mut state: MutexGuard<'a, State>, sequence: u64, own: usize) -> MutexGuard<'a, State> {
+        while let Some((task, parts)) = state.meetings.get_mut(&sequence).and_then(|meeting| meeting.claim(own)) {
+            drop(state);
+            let made = memory::perform(&parts, task);
+            drop(parts);
+            state = self.lock();
+            if let Some(meeting) = state.meetings.get_mut(&sequence) {
+                meeting.complete(task, made.map_err(|error| error.to_string()));
+                if meeting.is_over() {
+                    self.changed.notify_all();
+                }
+            }
+        }
+        state
+    }
+
+    /// Waits until `look` finds what it looks for, `missing` being the group ranks that it depends on.
+    fn wait<T>(
+        &self,
+        members: &Members,
+        op: Op,
+        mut look: impl FnMut(MutexGuard<'_, State>) -> (MutexGuard<'_, State>, Option<T>),
+        missing: impl Fn(&State) -> Vec<usize>,
+    ) -> Result<T> {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let found;
+            (state, found) = look(state);
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            state.intact()?;
+            let waiting_for: Vec<_> = missing(&state).into_iter().map(|index| members.ranks()[index]).collect();
+            if let Some(&rank) = waiting_for.iter().find(|rank| state.departed.contains(rank)) {
+                let reason = format!("it has returned, but rank {} waits for its {op}", members.rank());
+                return Err(Error::PeerFailed { rank, reason });
+            }
+            let Some(rest) = self.timeout.checked_sub(begun.elapsed()).filter(|rest| !rest.is_zero()) else {
+                let (group, rank) = (members.name().to_string(), members.rank());
+                return Err(Error::Timeout { op, group, rank, waiting_for, after: self.timeout });
+            };
+            state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn send(&self, members: &Members, to: usize, call: Call, tensor: Tensor) -> Result<()> {
+        let mut state = self.lock();
+        state.intact()?;
+        let key = numbered(&mut state.mail.sent, members.index(), to);
+        if let Some(expected) = state.mail.expected.get(&key) {
+            if (&expected.shape, expected.kind) != (&call.shape, call.kind) {
+                let broken = mismatch(members, key.2, (members.index(), &call), (to, expected));
+                let error = broken.error();
+                state.broken = Some(broken);
+                self.changed.notify_all();
+                return Err(error);
+            }
+        }
+        state.mail.letters.insert(key, (call, tensor));
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn expect(&self, members: &Members, from: usize, call: Call) -> Result<u64> {
+        let mut state = self.lock();
+        state.intact()?;
+        let key = numbered(&mut state.mail.awaited, from, members.index());
+        if let Some((sent, _)) = state.mail.letters.get(&key) {
+            if (&sent.shape, sent.kind) != (&call.shape, call.kind) {
+                let broken = mismatch(members, key.2, (members.index(), &call), (from, sent));
+                let error = broken.error();
+                state.broken = Some(broken);
+                self.changed.notify_all();
+                return Err(error);
+            }
+        }
+        state.mail.expected.insert(key, call);
+        Ok(key.2)
+    }
+}
+
+/// The key of the next message of a pair.
+fn numbered(counts: &mut HashMap<(usize, usize), u64>, from: usize, to: usize) -> (usize, usize, u64) {
+    let count = counts.entry((from, to)).or_default();
+    *count += 1;
+    (from, to, *count - 1)
+}
+
+fn mismatch(members: &Members, sequence: u64, own: (usize, &Call), other: (usize, &Call)) -> Broken {
+    Broken::Mismatch {
+        group: members.name().to_string(),
+        sequence,
+        rank: members.ranks()[own.0],
+        called: own.1.to_string(),
+        other: members.ranks()[other.0],
+        other_called: other.1.to_string(),
+    }
+}
+
+impl State {
+    fn intact(&self) -> Result<()> {
+        self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.error()))
+    }
+
+    /// One rank has its result, or wants none.
+    fn leave(&mut self, sequence: u64) {
+        if let Some(meeting) = self.meetings.get_mut(&sequence) {
+            meeting.left += 1;
+            if meeting.left == meeting.parts.len() {
+                self.meetings.remove(&sequence);
+            }
+        }
+    }
+}
+
+impl Meeting {
+    fn new(call: &Call, size: usize) -> Self {
+        let tasks = memory::tasks(call, size);
+        Meeting {
+            parts: (0..size).map(|_| None).collect(),
+            entered: 0,
+            claimed: vec![false; tasks],
+            done: 0,
+            made: (0..tasks).map(|_| None).collect(),
+            refused: None,
+            left: 0,
+        }
+    }
+
+    /// A rank that has entered with something that does not fit, and what that was.
+    fn conflict(&self, index: usize, call: &Call) -> Option<(usize, Call)> {
+        let mut entered = self.parts.iter().enumerate().filter_map(|(other, part)| Some((other, &part.as_ref()?.call)));
+        let found = entered.find(|&(other, theirs)| other == index || !call.agrees(index, theirs, other));
+        found.map(|(other, theirs)| (other, theirs.clone()))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.entered == self.parts.len()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_complete() && self.done == self.claimed.len()
+    }
+
+    /// A task that nobody has claimed, `own` if it is one, and what it needs.
+    fn claim(&mut self, own: usize) -> Option<(usize, Vec<Part>)> {
+        if !self.is_complete() || self.refused.is_some() {
+            return None;
+        }
+        let unclaimed = |task: &usize| !self.claimed[*task];
+        let task = (own..self.claimed.len()).chain(0..own.min(self.claimed.len())).find(unclaimed)?;
+        self.claimed[task] = true;
+        Some((task, self.parts.iter().flatten().map(Part::share).collect()))
+    }
+
+    fn complete(&mut self, task: usize, made: Result<Option<Tensor>, String>) {
+        match made {
+            Ok(made) => self.made[task] = made,
+            Err(refused) => {
+                // Nobody need claim the rest.
+                self.done += self.claimed.iter().filter(|claimed| !**claimed).count();
+                self.claimed.fill(true);
+                self.refused = Some(refused);
+            }
+        }
+        self.done += 1;
+        if self.is_over() {
+            self.parts.iter_mut().flatten().for_each(Part::release_input);
+        }
+    }
+
+    /// The result of the rank at `index`, once the meeting is over.
+    fn take(&mut self, index: usize) -> Option<Result<Tensor, String>> {
+        if !self.is_over() {
+            return None;
+        }
+        if let Some(refused) = &self.refused {
+            return Some(Err(refused.clone()));
+        }
+        let made = self.made.get_mut(index).and_then(Option::take);
+        let written = self.parts[index].as_mut().and_then(Part::take_output);
+        Some(Ok(made.or(written).unwrap_or_else(Tensor::new)))
+    }
+}
+
+/// One rank's seat in a room.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) room: Arc<Room>,
+    pub(super) members: Members,
+}
+
+impl Transport for Seat {
+    fn start(&self, sequence: u64, call: Call, buffers: Buffers) -> Result<Box<dyn Work>> {
+        let (room, members, op) = (self.room.clone(), self.members.clone(), call.op());
+        match call.what {
+            Collective::Send { to } => {
+                let refused = |error| members.backend(op, error);
+                let input = buffers.input.ok_or_else(|| members.argument(op, "there is nothing to send"))?;
+                let letter = if buffers.donated { input } else { duplicate(&input).map_err(refused)? };
+                room.send(&members, to, call, letter)?;
+                Ok(Box::new(Sent))
+            }
+            Collective::Recv { from } => {
+                let number = room.expect(&members, from, call)?;
+                Ok(Box::new(Awaited { room, members, from, number }))
+            }
+            _ => {
+                room.enter(&members, sequence, call, buffers)?;
+                Ok(Box::new(Entered { room, members, op, sequence, here: true }))
+            }
+        }
+    }
+}
+
+/// A message that has left: the letter is a copy, so nobody need wait.
+struct Sent;
+
+impl Work for Sent {
+    fn is_done(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<Tensor> {
+        Ok(Tensor::new())
+    }
+}
+
+struct Awaited {
+    room: Arc<Room>,
+    members: Members,
+    from: usize,
+    number: u64,
+}
+
+impl Work for Awaited {
+    fn is_done(&self) -> bool {
+        self.room.lock().mail.letters.contains_key(&(self.from, self.members.index(), self.number))
+    }
+
+    fn wait(self: Box<Self>) -> Result<Tensor> {
+        let key = (self.from, self.members.index(), self.number);
+        let look = |mut state: MutexGuard<'_, State>| {
+            let letter = state.mail.letters.remove(&key);
+            (state, letter)
+        };
+        let (_, tensor) = self.room.wait(&self.members, Op::Recv, look, |_| vec![self.from])?;
+        Ok(tensor)
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        let key = (self.from, self.members.index(), self.number);
+        self.room.lock().mail.expected.remove(&key);
+    }
+}
+
+struct Entered {
+    room: Arc<Room>,
+    members: Members,
+    op: Op,
+    sequence: u64,
+    /// Whether this rank has not left the meeting yet.
+    here: bool,
+}
+
+impl Work for Entered {
+    fn is_done(&self) -> bool {
+        self.room.lock().meetings.get(&self.sequence).is_none_or(Meeting::is_complete)
+    }
+
+    fn wait(mut self: Box<Self>) -> Result<Tensor> {
+        let (room, members, sequence) = (self.room.clone(), self.members.clone(), self.sequence);
+        let look = |state| {
+            let mut state = room.help(state, sequence, members.index());
+            let taken = state.meetings.get_mut(&sequence).and_then(|meeting| meeting.take(members.index()));
+            if taken.is_some() {
+                state.leave(sequence);
+            }
+            (state, taken)
+        };
+        let missing = |state: &State| match state.meetings.get(&sequence) {
+            Some(meeting) => (0..meeting.parts.len()).filter(|&index| meeting.parts[index].is_none()).collect(),
+            None => Vec::new(),
+        };
+        let taken = room.wait(&members, self.op, look, missing)?;
+        self.here = false;
+        taken.map_err(|refused| self.members.backend(self.op, refused))
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.here {
+            self.room.lock().leave(self.sequence);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The mesh of devices as one rank sees it, with the groups that it communicates in.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ferrotitan_mesh::{Degrees, Grid, Mesh, View};
+use tch::Device;
+
+use crate::{Backend, Error, Group, Members, Recorder, Result};
+
+/// One rank's place in a mesh, the device it computes on, and its groups. Clones are the same rank.
+#[derive(Clone, Debug)]
+pub struct DeviceMesh(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    grid: Grid,
+    device: Device,
+    recorder: Recorder,
+    /// Absent exactly in a mesh of one rank.
+    backend: Option<Arc<dyn Backend>>,
+    groups: Mutex<HashMap<View, Group>>,
+}
+
+impl DeviceMesh {
+    /// The views whose groups exist from the start, in the order in which they are joined.
+    const JOINED: [View; 9] = [
+        View::WORLD,
+        View::PP,
+        View::DP_REPLICATE,
+        View::DP_SHARD,
+        View::CP,
+        View::TP,
+        View::BATCH,
+        View::FSDP,
+        View::LOSS,
+    ];
+
+    /// The place of one rank in a mesh, over any backend. Joins the groups of all dimensions and of all views with a
+    /// name, in one order on all ranks; so all ranks call this together.
+    ///
+    /// # Errors
+    /// What the backend's [`Backend::join`] says.
+    pub fn new(grid: Grid, device: Device, backend: Arc<dyn Backend>, recorder: Recorder) -> Result<Self> {
+        let backend = (grid.world_size() > 1).then_some(backend);
+        let mesh = DeviceMesh(Arc::new(Inner { grid, device, recorder, backend, groups: Mutex::default() }));
+        for view in Self::JOINED {
+            mesh.group(view)?;
+        }
+        Ok(mesh)
+    }
+
+    /// The mesh of a single rank: every group is the identity.
+    pub fn single(device: Device) -> Self {
+        let (grid, recorder) = (Grid::single(), Recorder::default());
+        DeviceMesh(Arc::new(Inner { grid, device, recorder, backend: None, groups: Mutex::default() }))
+    }
+
+    /// The device that this rank computes on.
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    /// The recorder of all collectives of this rank.
+    pub fn recorder(&self) -> &Recorder {
+        &self.0.recorder
+    }
+
+    /// The group of this rank along a view; always the same one. A view of size 1 gives the identity.
+    ///
+    /// Groups of single dimensions and of views with a name are there already. Any other view's is joined when it is
+    /// first asked for, so all its ranks must ask, and in the same order if there are several.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], where a group has to be joined first.
+    pub fn group(&self, view: View) -> Result<Group> {
+        let mut groups = self.0.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = groups.get(&view) {
+            return Ok(group.clone());
+        }
+        let (name, ranks) = (view.name(), self.ranks(view));
+        let members = Members::new(&name, &ranks, self.index(view));
+        let members = members.ok_or_else(|| Error::Connect {
+            group: name.into_owned(),
+            rank: self.rank(),
+            source: format!("{ranks:?} is no group of this rank").into(),
+        })?;
+        let transport = match &self.0.backend {
+            Some(backend) if members.size() > 1 => Some(backend.join(&members)?),
+            _ => None,
+        };
+        let group = Group::new(members, self.0.device, transport, self.0.recorder.clone());
+        groups.insert(view, group.clone());
+        Ok(group)
+    }
+
+    /// The group of all ranks.
+    pub fn world(&self) -> Group {
+        self.group(View::WORLD).expect("the world's group is joined when the mesh is made, and needs no backend alone")
+    }
+}
+
+impl Mesh for DeviceMesh {
+    fn degrees(&self) -> Degrees {
+        self.0.grid.degrees()
+    }
+
+    fn rank(&self) -> usize {
+        self.0.grid.rank()
+    }
+}

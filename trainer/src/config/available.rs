@@ -1,0 +1,96 @@
+//! What TorchTitan's keys ask for and this build has not yet: one table. Whoever adds a feature deletes its row.
+
+use super::problem::Problem;
+use super::sections::{AsyncMode, Names};
+use super::{Config, sections::CheckpointMode};
+
+/// A key, whether its value asks for what is not there, and what that is.
+type Row = (&'static str, fn(&Config) -> bool, &'static str);
+
+const UNAVAILABLE: &[Row] = &[
+    ("parallelism.data_parallel_shard_degree", |c| c.parallelism.data_parallel_shard_degree > 1, "sharding parameters"),
+    ("parallelism.tensor_parallel_degree", |c| c.parallelism.tensor_parallel_degree > 1, "tensor parallelism"),
+    (
+        "parallelism.enable_async_tensor_parallel",
+        |c| c.parallelism.enable_async_tensor_parallel,
+        "overlapped tensor parallelism",
+    ),
+    ("parallelism.pipeline_parallel_degree", |c| c.parallelism.pipeline_parallel_degree > 1, "pipeline parallelism"),
+    ("parallelism.context_parallel_degree", |c| c.parallelism.context_parallel_degree > 1, "context parallelism"),
+    ("parallelism.expert_parallel_degree", |c| c.parallelism.expert_parallel_degree > 1, "expert parallelism"),
+    (
+        "parallelism.expert_tensor_parallel_degree",
+        |c| c.parallelism.expert_tensor_parallel_degree > 1,
+        "tensor parallelism of experts",
+    ),
+    ("model.converters", |c| has(&c.model.converters, "float8"), "Float8"),
+    ("model.converters", |c| has(&c.model.converters, "mx"), "microscaling formats"),
+    ("checkpoint.enable", |c| c.checkpoint.enable, "checkpoints"),
+    ("checkpoint.create_seed_checkpoint", |c| c.checkpoint.create_seed_checkpoint, "seed checkpoints"),
+    ("checkpoint.async_mode", |c| c.checkpoint.enable && c.checkpoint.async_mode != AsyncMode::Disabled, "saving while training"),
+    (
+        "activation_checkpoint.mode",
+        |c| c.activation_checkpoint.mode == CheckpointMode::MemoryBudget,
+        "activation checkpointing by a memory budget",
+    ),
+    ("training.enable_cpu_offload", |c| c.training.enable_cpu_offload, "keeping parameters in CPU memory"),
+    ("optimizer.early_step_in_backward", |c| c.optimizer.early_step_in_backward, "stepping inside the backward pass"),
+    ("fault_tolerance.enable", |c| c.fault_tolerance.enable, "fault tolerance"),
+    ("memory_estimation.enable", |c| c.memory_estimation.enable, "estimating memory"),
+];
+
+fn has(names: &Names, name: &str) -> bool {
+    names.0.iter().any(|known| known == name || known.rsplit('.').next() == Some(name))
+}
+
+/// Everything that the config asks for and this build has not.
+pub fn unavailable(config: &Config) -> Vec<Problem> {
+    let asked = UNAVAILABLE.iter().filter(|(_, asked, _)| asked(config));
+    asked.map(|(key, _, what)| refusal(key, what)).collect()
+}
+
+/// The refusal of one key.
+fn refusal(key: &str, what: &str) -> Problem {
+    let default = Config::default().value(key).map(|value| value.to_string());
+    let problem = Problem::new(&[key], format!("`{key}`: {what} is not yet available"));
+    match key {
+        // Its default takes all ranks that are left, and so is no way out.
+        "parallelism.data_parallel_shard_degree" => {
+            problem.help("give the ranks to `parallelism.data_parallel_replicate_degree`")
+        }
+        "model.converters" => problem.help("leave it out of the list"),
+        _ => problem.help(format!("leave it at {}", default.unwrap_or_default())),
+    }
+}
+
+/// The refusal of a degree of sharding that the ranks which are left come to, if it is refused.
+pub(super) fn leftover_shards(shards: usize) -> Option<Problem> {
+    let mut config = Config::default();
+    config.parallelism.data_parallel_shard_degree = i64::try_from(shards).unwrap_or(i64::MAX);
+    let key = "parallelism.data_parallel_shard_degree";
+    unavailable(&config).into_iter().find(|problem| problem.keys == [key])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::section;
+
+    #[test]
+    fn rows_are_about_keys_and_do_not_refuse_the_defaults() {
+        for (key, asked, _) in UNAVAILABLE {
+            assert!(section::find(key).is_some(), "{key} is no key");
+            assert!(!asked(&Config::default()), "{key} is refused at its default");
+        }
+    }
+
+    #[test]
+    fn asking_for_more_is_refused_once_each() {
+        let mut config = Config::default();
+        config.parallelism.tensor_parallel_degree = 2;
+        config.checkpoint.enable = true;
+        config.model.converters = Names::of(&["quantize.linear.float8"]);
+        let keys: Vec<_> = unavailable(&config).into_iter().map(|problem| problem.keys[0].clone()).collect();
+        assert_eq!(keys, ["parallelism.tensor_parallel_degree", "model.converters", "checkpoint.enable"]);
+    }
+}

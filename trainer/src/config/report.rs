@@ -1,0 +1,105 @@
+//! Mistakes as text for people: each with its file, its line and the line itself, or with the words of the command line.
+
+use super::load::Loaded;
+use super::problem::{Origin, Problem};
+use miette::{Diagnostic, LabeledSpan, MietteHandler, MietteHandlerOpts, NamedSource, SourceCode};
+use std::fmt;
+
+/// Writes mistakes down.
+#[derive(Debug)]
+pub struct Reporter {
+    color: bool,
+    width: usize,
+}
+
+impl Reporter {
+    /// One that colors its text or does not, for lines of so many columns.
+    pub fn new(color: bool, width: usize) -> Self {
+        Self { color, width: width.clamp(40, 160) }
+    }
+
+    /// All of these mistakes in the config, and how many there are.
+    pub fn render(&self, loaded: &Loaded, problems: &[Problem]) -> String {
+        let handler = MietteHandlerOpts::new()
+            .color(self.color)
+            .unicode(self.color)
+            .terminal_links(false)
+            .force_graphical(true)
+            .width(self.width)
+            .context_lines(0)
+            .build();
+        let source = loaded.source.as_ref().map(|(name, text)| NamedSource::new(name, text.clone()));
+        let mut out = String::new();
+        for problem in problems {
+            let located = Located { problem, source: source.as_ref() };
+            out.push_str(Rendered(&handler, &located).to_string().trim_start_matches('\n'));
+            out.push('\n');
+        }
+        let name = loaded.source.as_ref().map_or("the command line", |(name, _)| name);
+        let count = problems.len();
+        out.push_str(&format!("{count} {} in {name}\n", if count == 1 { "mistake" } else { "mistakes" }));
+        out
+    }
+}
+
+/// A mistake beside the text that it was made in.
+#[derive(Debug)]
+struct Located<'a> {
+    problem: &'a Problem,
+    source: Option<&'a NamedSource<String>>,
+}
+
+impl Located<'_> {
+    /// Places that are not in the file, in words.
+    fn elsewhere(&self) -> impl Iterator<Item = String> {
+        self.problem.places.iter().filter_map(|(key, origin)| match origin {
+            Origin::File(_) => None,
+            Origin::Flag(text) => Some(format!("`{text}` is on the command line")),
+            Origin::Default if key.is_empty() => None,
+            Origin::Default => {
+                let default = super::Config::default().value(key);
+                let default = default.map_or_else(|| "not set".to_owned(), |value| value.to_string());
+                super::section::find(key).map(|_| format!("`{key}` is {default} by default"))
+            }
+        })
+    }
+}
+
+impl fmt::Display for Located<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem.message)
+    }
+}
+
+impl std::error::Error for Located<'_> {}
+
+impl Diagnostic for Located<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let lines: Vec<String> = self.elsewhere().chain(self.problem.help.clone()).collect();
+        (!lines.is_empty()).then(|| Box::new(lines.join("\n")) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        let in_file = |(_, origin): &(String, Origin)| matches!(origin, Origin::File(_));
+        let source = self.source.map(|source| source as &dyn SourceCode);
+        source.filter(|_| self.problem.places.iter().any(in_file))
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let spans = self.problem.places.iter().filter_map(|(_, origin)| match origin {
+            Origin::File(span) => Some(LabeledSpan::new_with_span(None, (span.start, span.len()))),
+            _ => None,
+        });
+        Some(Box::new(spans))
+    }
+}
+
+/// A diagnostic through miette's handler, as text.
+struct Rendered<'a>(&'a MietteHandler, &'a Located<'a>);
+
+impl fmt::Display for Rendered<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use miette::ReportHandler;
+        self.0.debug(self.1, f)
+    }
+}
