@@ -17,24 +17,26 @@ fn main() {
     let include = include_dirs(&lib);
     let cuda = cuda_version(&lib);
 
-    compile(&include, "ferrotitan_shim", &["autograd", "c10d", "device", "tensor"], &[]);
-    let nccl = match nccl_headers(&lib, &cuda) {
-        Ok(headers) => {
-            println!("cargo::rustc-cfg=nccl");
-            compile(&[include, headers].concat(), "ferrotitan_nccl", &["nccl"], &[("FT_NCCL", "1".to_owned())]);
-            true
-        }
+    shim(&include, &["autograd", "c10d", "device", "tensor"]).compile("ferrotitan_shim");
+    let nccl = nccl_headers(&lib, &cuda).and_then(|headers| {
+        let mut build = shim(&[include.clone(), headers].concat(), &["nccl"]);
+        build.define("FT_NCCL", None);
+        build.try_compile("ferrotitan_nccl").map_err(|error| format!("it did not compile: {error}"))
+    });
+    match &nccl {
+        Ok(()) => println!("cargo::rustc-cfg=nccl"),
         Err(why) => {
-            compile(&include, "ferrotitan_nccl", &["nccl"], &[("FT_NCCL_MISSING", format!("{why:?}"))]);
-            false
+            let mut build = shim(&include, &["nccl"]);
+            build.define("FT_NCCL_MISSING", format!("{why:?}").as_str());
+            build.compile("ferrotitan_nccl");
         }
-    };
+    }
 
     println!("cargo::rustc-link-search=native={}", lib.display());
     for library in ["torch_cpu", "c10"] {
         println!("cargo::rustc-link-lib={library}");
     }
-    if nccl {
+    if nccl.is_ok() {
         println!("cargo::rustc-link-lib=torch_cuda");
     }
     // Reaches this package's own tests and examples; dependents do the same in theirs (README).
@@ -44,18 +46,15 @@ fn main() {
     println!("cargo::rustc-env=FERROTITAN_LIBTORCH_CUDA={cuda}");
 }
 
-fn compile(include: &[PathBuf], library: &str, files: &[&str], defines: &[(&str, String)]) {
+fn shim(include: &[PathBuf], files: &[&str]) -> cc::Build {
     let abi = variable("LIBTORCH_CXX11_ABI").unwrap_or_else(|| "1".to_owned());
-    if !Path::new("shim/tensor.cpp").exists() { return; }
     let mut build = cc::Build::new();
     // Optimized and quiet in every profile: the headers of libtorch warn, and are slow to run unoptimized.
-    build.cpp(true).std("c++20").opt_level(1).debug(false).warnings(false).flag("-w").include("shim/gloo_stub");
+    build.cpp(true).std("c++17").opt_level(1).debug(false).warnings(false).flag("-w").include("shim/gloo_stub");
     build.includes(include).define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     build.define("USE_DISTRIBUTED", None).define("USE_C10D_GLOO", None);
-    for (name, value) in defines {
-        build.define(name, value.as_str());
-    }
-    build.files(files.iter().map(|file| format!("shim/{file}.cpp"))).compile(library);
+    build.files(files.iter().map(|file| format!("shim/{file}.cpp")));
+    build
 }
 
 /// The wheel and the zip of libtorch both have the headers beside the libraries.
@@ -75,7 +74,8 @@ fn cuda_version(lib: &Path) -> String {
         let line = text.lines().find(|line| line.starts_with("cuda"))?;
         Some(line.split('\'').nth(1)?.to_owned())
     });
-    let from_zip = || fs::read_to_string(root.join("build-version")).ok()?.trim().split_once("+cu").map(|it| it.1.to_owned());
+    let from_zip =
+        || fs::read_to_string(root.join("build-version")).ok()?.trim().split_once("+cu").map(|it| it.1.to_owned());
     from_wheel.or_else(from_zip).unwrap_or_else(|| "unknown".to_owned())
 }
 
@@ -94,9 +94,12 @@ fn nccl_headers(lib: &Path, cuda: &str) -> Result<Vec<PathBuf>, String> {
         folders.sort();
     }
     let homes = ["CUDA_HOME", "CUDA_PATH", "NCCL_HOME"].into_iter().filter_map(variable);
-    folders.extend(homes.chain(["/usr/local/cuda".to_owned(), "/usr".to_owned()]).map(|home| PathBuf::from(home).join("include")));
+    for home in homes.chain(["/usr/local/cuda".to_owned(), "/usr".to_owned()]) {
+        // Since CUDA 13 the toolkit has `nv` in a folder of its own.
+        folders.extend(["include", "include/cccl"].map(|folder| Path::new(&home).join(folder)));
+    }
 
-    let headers = ["nccl.h", "cuda_runtime.h", "crt/host_defines.h"];
+    let headers = ["nccl.h", "cuda_runtime.h", "crt/host_defines.h", "nv/target"];
     let mut found = Vec::new();
     for header in headers {
         let Some(folder) = folders.iter().find(|folder| folder.join(header).exists()) else {

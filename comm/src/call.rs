@@ -189,6 +189,23 @@ impl Call {
             }
     }
 
+    /// The call in words that are the same on all ranks exactly if the ranks agree; only an exchange along one axis can
+    /// disagree in more than they tell.
+    pub fn signature(&self) -> String {
+        let mut shared = self.clone();
+        match &mut shared.what {
+            Collective::AllGather { parts } => shared.shape[parts.axis] = parts.total(),
+            Collective::AllToAll { split, concat } if split.axis == concat.axis => {
+                shared.shape[split.axis] = 0;
+                split.sizes.clear();
+                concat.sizes.clear();
+            }
+            Collective::AllToAll { concat, .. } => shared.shape[concat.axis] = concat.total(),
+            _ => {}
+        }
+        shared.to_string()
+    }
+
     fn elements(&self) -> u64 {
         product(&self.shape)
     }

@@ -19,7 +19,8 @@ struct Inner {
     recorder: Recorder,
     /// Absent exactly in a mesh of one rank.
     backend: Option<Arc<dyn Backend>>,
-    groups: Mutex<HashMap<View, Group>>,
+    /// By view and number of members.
+    groups: Mutex<HashMap<(View, usize), Group>>,
 }
 
 impl DeviceMesh {
@@ -74,24 +75,50 @@ impl DeviceMesh {
     /// # Errors
     /// [`Error::Connect`], where a group has to be joined first.
     pub fn group(&self, view: View) -> Result<Group> {
+        self.join(view, self.size(view))
+    }
+
+    /// The group of this rank among `size` consecutive ranks of a view's group: with `size` 8, say, those of one machine.
+    /// It is called `fsdp:8`. Joined when it is first asked for, as [`DeviceMesh::group`] says.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], also when `size` does not divide the size of the view.
+    pub fn block(&self, view: View, size: usize) -> Result<Group> {
+        self.join(view, size)
+    }
+
+    fn join(&self, view: View, size: usize) -> Result<Group> {
         let mut groups = self.0.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = groups.get(&view) {
+        if let Some(group) = groups.get(&(view, size)) {
             return Ok(group.clone());
         }
-        let (name, ranks) = (view.name(), self.ranks(view));
-        let members = Members::new(&name, &ranks, self.index(view));
+        let (all, index) = (self.ranks(view), self.index(view));
+        let name = if size == all.len() { view.name() } else { format!("{}:{size}", view.name()).into() };
+        let divides = size > 0 && all.len().is_multiple_of(size);
+        let members = match divides {
+            true => Members::new(&name, &all[index / size * size..][..size], index % size),
+            false => None,
+        };
         let members = members.ok_or_else(|| Error::Connect {
             group: name.into_owned(),
             rank: self.rank(),
-            source: format!("{ranks:?} is no group of this rank").into(),
+            source: format!("{all:?} cannot be divided into groups of {size} distinct ranks").into(),
         })?;
         let transport = match &self.0.backend {
             Some(backend) if members.size() > 1 => Some(backend.join(&members)?),
             _ => None,
         };
         let group = Group::new(members, self.0.device, transport, self.0.recorder.clone());
-        groups.insert(view, group.clone());
+        groups.insert((view, size), group.clone());
         Ok(group)
+    }
+
+    /// Tells the other ranks that this one gives up and why, so that whoever waits for it gets
+    /// [`Error::PeerFailed`] with these words. The backends' `run` functions do so for a body that fails.
+    pub fn fail(&self, reason: &str) {
+        if let Some(backend) = &self.0.backend {
+            backend.fail(self.rank(), reason);
+        }
     }
 
     /// The group of all ranks.

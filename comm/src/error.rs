@@ -63,10 +63,10 @@ pub enum Error {
         other_called: String,
     },
     /// Another rank failed, so this one waits for nothing.
-    #[error("rank {rank} failed: {reason}")]
+    #[error("{} failed: {reason}", named(rank.as_slice()))]
     PeerFailed {
-        /// The rank that failed first.
-        rank: usize,
+        /// The rank that failed first; absent when it left without a word and the backend cannot tell which it was.
+        rank: Option<usize>,
         /// Why.
         reason: String,
     },

@@ -121,6 +121,7 @@ impl Group {
         let input = self.prepare(call.op(), input)?;
         call.shape = input.size();
         call.kind = input.kind();
+        self.check_kind(&call)?;
         if let Some(output) = &output {
             self.check_output(&call, output)?;
         }
@@ -169,6 +170,17 @@ impl Group {
         }
         tensor.f_kind().map_err(|error| members.backend(op, error))?;
         tensor.f_detach().and_then(|tensor| tensor.f_contiguous()).map_err(|error| members.backend(op, error))
+    }
+
+    /// Refuses to combine what not every backend can: what remains are numbers of 8 (integers) to 64 bits.
+    fn check_kind(&self, call: &Call) -> Result<()> {
+        use Kind::{BFloat16, Double, Float, Half, Int, Int8, Int64, Uint8};
+        let combines = matches!(call.op(), Op::AllReduce | Op::ReduceScatter);
+        if combines && !matches!(call.kind, BFloat16 | Double | Float | Half | Int | Int8 | Int64 | Uint8) {
+            let reason = format!("values of {:?} cannot be combined; convert them to a number that adds up", call.kind);
+            return Err(self.members().argument(call.op(), reason));
+        }
+        Ok(())
     }
 
     fn check_output(&self, call: &Call, output: &Tensor) -> Result<()> {

@@ -14,6 +14,7 @@ mod pending;
 mod recorder;
 mod transport;
 mod values;
+mod wire;
 
 pub use backend::{fake, processes, threads};
 pub use call::{Call, Collective, Cut};
@@ -27,3 +28,4 @@ pub use pending::Pending;
 pub use recorder::{Event, Mark, Recorder, Total};
 pub use tch;
 pub use transport::{Backend, Buffers, Transport, Work};
+pub use wire::Wire;

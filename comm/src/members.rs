@@ -52,11 +52,20 @@ impl Members {
 
     /// [`Error::Backend`] of this member.
     pub fn backend(&self, op: Op, source: impl Into<BoxError>) -> Error {
-        Error::Backend { op, group: self.name.to_string(), rank: self.rank(), source: source.into() }
+        Error::Backend { op, group: self.name.to_string(), rank: self.rank(), source: without_trace(source.into()) }
     }
 
     /// [`Error::Connect`] of this member.
     pub fn connect(&self, source: impl Into<BoxError>) -> Error {
-        Error::Connect { group: self.name.to_string(), rank: self.rank(), source: source.into() }
+        Error::Connect { group: self.name.to_string(), rank: self.rank(), source: without_trace(source.into()) }
+    }
+}
+
+/// The error without the C++ stack that libtorch puts after its words.
+fn without_trace(source: BoxError) -> BoxError {
+    let told = source.to_string();
+    match told.split_once("\nException raised from") {
+        Some((words, _)) => words.into(),
+        None => source,
     }
 }

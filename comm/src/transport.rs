@@ -54,4 +54,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`crate::Error::Connect`], or a failed peer.
     fn join(&self, members: &Members) -> Result<Arc<dyn Transport>>;
+
+    /// Tells the other ranks, as far as the backend can, that this one has failed and why. The first to fail is the one
+    /// that they will name.
+    fn fail(&self, rank: usize, reason: &str);
 }

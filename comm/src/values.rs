@@ -67,7 +67,7 @@ impl Group {
             None => Ok(value),
             Some(index) => {
                 let reason = String::from_utf8_lossy(&all[index]).trim_start_matches('!').to_owned();
-                Err(Error::PeerFailed { rank: self.ranks()[index], reason })
+                Err(Error::PeerFailed { rank: Some(self.ranks()[index]), reason })
             }
         }
     }

@@ -57,7 +57,9 @@ pub enum Error {
         reason: String,
     },
     /// A line of a JSONL file exceeds the limit that keeps memory bounded.
-    #[error("{path}:{line}: the line is longer than {limit} bytes, so this is hardly JSONL; name its format, or split it")]
+    #[error(
+        "{path}:{line}: the line is longer than {limit} bytes, so this is hardly JSONL; name its format, or split it"
+    )]
     LineTooLong {
         /// The file.
         path: String,

@@ -101,7 +101,9 @@ fn open(item: &Item, location: &Location, compression: Compression) -> Result<Bo
     Ok(match compression {
         Compression::None => raw,
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(BufReader::with_capacity(1 << 16, raw))),
-        Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(raw).map_err(read_error(&item.name, compression))?),
+        Compression::Zstd => {
+            Box::new(zstd::stream::read::Decoder::new(raw).map_err(read_error(&item.name, compression))?)
+        }
     })
 }
 

@@ -155,7 +155,8 @@ impl Files {
         let text_field: Arc<str> = self.text_field.as_str().into();
         let items = found.into_iter().map(|file| {
             let (format, compression) = format_of(&file.name, self.format)?;
-            let content = Content::File { location: file.location, format, compression, text_field: text_field.clone() };
+            let content =
+                Content::File { location: file.location, format, compression, text_field: text_field.clone() };
             Ok(Item { name: file.name.into(), stamp: file.stamp, content })
         });
         let items = items.collect::<Result<Vec<_>>>()?;

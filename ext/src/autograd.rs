@@ -144,10 +144,8 @@ unsafe extern "C" fn forward(
 ) -> c_int {
     let body = |state: &mut State| {
         // SAFETY: the shim's list lives for the call.
-        let inputs: Vec<Tensor> = unsafe { list::tensors(inputs) }
-            .into_iter()
-            .map(|tensor| tensor.unwrap_or_else(Tensor::new))
-            .collect();
+        let inputs: Vec<Tensor> =
+            unsafe { list::tensors(inputs) }.into_iter().map(|tensor| tensor.unwrap_or_else(Tensor::new)).collect();
         let mut context = Context { raw: context, _not_send: PhantomData };
         for output in state.function.forward(&mut context, &inputs)? {
             // SAFETY: the shim's list is ours for the call.
@@ -251,6 +249,22 @@ fn check_grads(op: &'static str, outputs: &[Tensor], grads: &[Option<Tensor>]) -
     }
     let message = format!("{} gradients for {} outputs; give one for each, or none", grads.len(), outputs.len());
     Err(Error::argument(op, message))
+}
+
+/// Whether gradients are tracked on this thread.
+pub fn is_grad_enabled() -> bool {
+    // SAFETY: reads a thread-local flag.
+    unsafe { ffi::ft_grad_mode_enabled() }
+}
+
+/// Sets the gradient of a leaf, of its shape, dtype and device; `None` drops it, so that the next pass starts a new one.
+///
+/// # Errors
+/// [`Error::Torch`] when the tensor is no leaf or the gradient does not fit.
+pub fn set_gradient(tensor: &Tensor, gradient: Option<&Tensor>) -> Result<()> {
+    let gradient = gradient.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: the tensor is live, and the gradient is or null; the shim copies the handle.
+    ffi::call("set gradient", |failure| unsafe { ffi::ft_set_gradient(tensor.as_ptr(), gradient, failure) })
 }
 
 /// Runs `body` with gradient tracking on or off on this thread, and restores it also after a panic.

@@ -21,6 +21,15 @@ pub fn device_count() -> usize {
     usize::try_from(unsafe { ffi::ft_cuda_device_count() }).unwrap_or(0)
 }
 
+/// The name of a CUDA device, such as `NVIDIA H100 80GB HBM3`; `None` for others.
+pub fn device_name(device: Device) -> Option<String> {
+    let index = index(device).ok()??;
+    let mut name = std::ptr::null_mut();
+    // SAFETY: `name` takes the string; the shim checks the index.
+    ffi::call("device name", |failure| unsafe { ffi::ft_cuda_name(index, &raw mut name, failure) }).ok()?;
+    ffi::take_string(name)
+}
+
 /// Waits for all work of a device.
 ///
 /// # Errors
@@ -209,9 +218,9 @@ impl Event {
         match self.raw {
             None => Ok(()),
             // SAFETY: the event is live.
-            Some(raw) => ffi::call("event synchronize", |failure| unsafe {
-                ffi::ft_cuda_event_synchronize(raw, failure)
-            }),
+            Some(raw) => {
+                ffi::call("event synchronize", |failure| unsafe { ffi::ft_cuda_event_synchronize(raw, failure) })
+            }
         }
     }
 

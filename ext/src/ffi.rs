@@ -121,7 +121,9 @@ unsafe extern "C" {
         grads: *mut RawList,
         failure: *mut Failure,
     ) -> c_int;
+    pub(crate) fn ft_set_gradient(tensor: *const C_tensor, gradient: *const C_tensor, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_grad_mode(enabled: bool) -> bool;
+    pub(crate) fn ft_grad_mode_enabled() -> bool;
 
     pub(crate) fn ft_hook_gradient(
         tensor: *const C_tensor,
@@ -266,10 +268,10 @@ unsafe extern "C" {
     pub(crate) fn ft_work_free(work: *mut RawWork);
 
     pub(crate) fn ft_storage_nbytes(tensor: *const C_tensor) -> usize;
-    pub(crate) fn ft_storage_needed(tensor: *const C_tensor) -> usize;
+    pub(crate) fn ft_storage_released(tensor: *const C_tensor) -> bool;
     pub(crate) fn ft_storage_id(tensor: *const C_tensor) -> usize;
     pub(crate) fn ft_storage_release(tensor: *const C_tensor, failure: *mut Failure) -> c_int;
-    pub(crate) fn ft_storage_allocate(tensor: *const C_tensor, bytes: usize, failure: *mut Failure) -> c_int;
+    pub(crate) fn ft_storage_refill(tensor: *const C_tensor, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_overwrite(destination: *const C_tensor, source: *const C_tensor, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_set_data(destination: *const C_tensor, source: *const C_tensor, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_version(tensor: *const C_tensor) -> u64;
@@ -294,6 +296,8 @@ unsafe extern "C" {
     /// Loads the library at `path` for good, where a CUDA driver can be loaded.
     pub(crate) fn ft_load_cuda(path: *const c_char);
     pub(crate) fn ft_cuda_device_count() -> i32;
+    /// The name is from `malloc`.
+    pub(crate) fn ft_cuda_name(device: i32, name: *mut *mut c_char, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_cuda_synchronize(device: i32, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_cuda_stream_new(device: i32, high_priority: bool, id: *mut i64, failure: *mut Failure) -> c_int;
     pub(crate) fn ft_cuda_stream_current(device: i32, id: *mut i64, failure: *mut Failure) -> c_int;
@@ -331,7 +335,7 @@ unsafe extern "C" {
     pub(crate) fn ft_cxx11_abi() -> bool;
     /// From `malloc`.
     pub(crate) fn ft_parallel_info() -> *mut c_char;
-    pub(crate) fn ft_set_deterministic(value: bool, failure: *mut Failure) -> c_int;
+    pub(crate) fn ft_set_deterministic(value: bool);
     pub(crate) fn ft_deterministic() -> bool;
 }
 

@@ -108,13 +108,7 @@ pub fn on_gradient_accumulated(
     ffi::call("accumulated-gradient hook", |failure| {
         // SAFETY: the tensor is live; the shim takes over `state`, whatever the outcome, with the functions for it.
         unsafe {
-            ffi::ft_hook_accumulated(
-                tensor.as_ptr(),
-                state,
-                callback::drop_state::<Accumulated>,
-                accumulated,
-                failure,
-            )
+            ffi::ft_hook_accumulated(tensor.as_ptr(), state, callback::drop_state::<Accumulated>, accumulated, failure)
         }
     })
 }

@@ -6,7 +6,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use crate::Result;
 use crate::ffi;
 
 /// The version of libtorch that the shim was compiled against, such as `2.13.0`.
@@ -65,12 +64,9 @@ pub fn parallel_info() -> String {
 }
 
 /// Makes libtorch choose deterministic kernels, and fail where there is none.
-///
-/// # Errors
-/// [`crate::Error::Torch`] when libtorch refuses.
-pub fn set_deterministic(value: bool) -> Result<()> {
+pub fn set_deterministic(value: bool) {
     // SAFETY: no preconditions.
-    ffi::call("set_deterministic", |failure| unsafe { ffi::ft_set_deterministic(value, failure) })
+    unsafe { ffi::ft_set_deterministic(value) };
 }
 
 /// Whether [`set_deterministic`] is on.

@@ -1,6 +1,6 @@
 //! The fused AdamW kernel, for a list of parameters at once.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::ffi;
 use crate::list::TensorList;
@@ -83,24 +83,20 @@ fn check_like(op: &'static str, name: &str, list: &[Tensor], params: &[Tensor]) 
         return Err(Error::argument(op, message));
     }
     for (index, (tensor, param)) in list.iter().zip(params).enumerate() {
-        let (kind, shape, device) = (tensor.f_kind(), tensor.size(), tensor.device());
-        if !matches!((&kind, param.f_kind()), (Ok(kind), Ok(param)) if *kind == param)
-            || shape != param.size()
-            || device != param.device()
-            || !tensor.is_contiguous()
-            || !param.is_contiguous()
-        {
-            let message = format!(
-                "{name}[{index}] is {kind:?}{shape:?} on {device:?}, its parameter {:?}{:?} on {:?}; \
-                 both must be contiguous and alike",
-                param.f_kind(),
-                param.size(),
-                param.device()
-            );
+        let (tensor, param) = (description(tensor), description(param));
+        if tensor.is_none() || tensor != param {
+            let message =
+                format!("{name}[{index}] is {tensor:?} and its parameter {param:?}; both must be contiguous and alike");
             return Err(Error::argument(op, message));
         }
     }
     Ok(())
+}
+
+/// What the kernels need to be the same; `None` for a tensor that is undefined or not contiguous.
+fn description(tensor: &Tensor) -> Option<(Kind, Vec<i64>, Device)> {
+    let fits = tensor.defined() && tensor.is_contiguous();
+    fits.then(|| Some((tensor.f_kind().ok()?, tensor.size(), tensor.device()))).flatten()
 }
 
 fn check_steps(op: &'static str, steps: &[Tensor], params: usize) -> Result<()> {
@@ -108,7 +104,10 @@ fn check_steps(op: &'static str, steps: &[Tensor], params: usize) -> Result<()> 
         let message = format!("{} state_steps for {params} params; give one for each", steps.len());
         return Err(Error::argument(op, message));
     }
-    match steps.iter().position(|step| step.numel() != 1 || !matches!(step.f_kind(), Ok(Kind::Float))) {
+    match steps
+        .iter()
+        .position(|step| !step.defined() || step.numel() != 1 || !matches!(step.f_kind(), Ok(Kind::Float)))
+    {
         None => Ok(()),
         Some(index) => Err(Error::argument(op, format!("state_steps[{index}] must be one element of kind Float"))),
     }

@@ -1,13 +1,17 @@
 //! c10d process groups: Gloo on the CPU, NCCL on CUDA.
 //!
-//! All ranks of a group call the same collectives in the same order. A call starts the operation and gives a [`Work`]
-//! to wait for; tensors are contiguous, and are not touched until then. What a collective writes does not count as an
-//! in-place change to autograd.
+//! All ranks of a group call the same collectives in the same order, with tensors of the same kind and of shapes that
+//! fit together. Nothing here checks that over ranks, and Gloo ends the whole process in which more arrives than was
+//! expected; who cannot be sure compares shapes first.
+//!
+//! A call starts the operation and gives a [`Work`] to wait for; tensors are contiguous, and are not touched until then.
+//! What a collective writes does not count as an in-place change to autograd. `Float8` and `Bool` tensors can be moved,
+//! not reduced.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tch::{Kind, Tensor};
@@ -403,6 +407,8 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Torch`] when NCCL fails to abort.
     pub fn abort(&self) -> Result<()> {
+        // Starting an operation of Gloo's never blocks, and its abort is one; NCCL's may have to end one that does.
+        let _one_at_a_time = (self.backend == Backend::Gloo).then(|| self.lock());
         // SAFETY: the group is live.
         ffi::call("abort", |failure| unsafe { ffi::ft_group_abort(self.raw, failure) })
     }
@@ -447,15 +453,15 @@ impl ProcessGroup {
         })
     }
 
-    fn start(
-        &self,
-        op: &'static str,
-        start: impl FnOnce(*mut Failure, *mut *mut RawWork) -> c_int,
-    ) -> Result<Work> {
-        let _one_at_a_time = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+    fn start(&self, op: &'static str, start: impl FnOnce(*mut Failure, *mut *mut RawWork) -> c_int) -> Result<Work> {
+        let _one_at_a_time = self.lock();
         let mut raw = std::ptr::null_mut();
         ffi::call(op, |failure| start(failure, &raw mut raw))?;
         Ok(Work { op, parts: vec![Part { raw, done: Cell::new(false) }] })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_count(&self, op: &'static str, what: &str, count: usize) -> Result<()> {

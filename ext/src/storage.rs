@@ -6,56 +6,36 @@ use tch::{Device, Kind, Tensor};
 use crate::ffi;
 use crate::{Error, Result};
 
-/// How many bytes the storage of a tensor has; 0 for a tensor without storage.
+/// How many bytes of memory the storage of a tensor holds; 0 when it was released, or for a tensor without storage.
 pub fn nbytes(tensor: &Tensor) -> usize {
     // SAFETY: the tensor is live.
     unsafe { ffi::ft_storage_nbytes(tensor.as_ptr()) }
 }
 
-/// How many bytes of storage the tensor needs: up to the last of its elements, from the start of the storage.
-pub fn needed_bytes(tensor: &Tensor) -> usize {
-    // SAFETY: the tensor is live.
-    unsafe { ffi::ft_storage_needed(tensor.as_ptr()) }
-}
-
-/// Whether the tensor has elements and its storage does not hold them.
+/// Whether [`release`] took the memory away.
 pub fn is_released(tensor: &Tensor) -> bool {
-    nbytes(tensor) < needed_bytes(tensor)
+    // SAFETY: the tensor is live.
+    unsafe { ffi::ft_storage_released(tensor.as_ptr()) }
 }
 
-/// Gives the memory of the tensor's storage back, for all tensors that share it. Shapes stay. Reading the tensor before
-/// [`refill`] is an error in libtorch.
+/// Gives the memory of the tensor's storage back, for all tensors that share it; nothing happens when it was given back
+/// already. Shapes stay, and views can be made; reading or writing an element before [`refill`] is an error.
 ///
 /// # Errors
 /// [`Error::Torch`] when the storage is not libtorch's to free.
 pub fn release(tensor: &Tensor) -> Result<()> {
-    // SAFETY: the tensor is live; a kernel that meets a released storage fails on its null pointer check.
+    // SAFETY: the tensor is live; the shim makes libtorch refuse to give the pointer of a released storage.
     ffi::call("storage release", |failure| unsafe { ffi::ft_storage_release(tensor.as_ptr(), failure) })
 }
 
-/// Takes memory again for a released storage, as much as the tensor needs. The content is undefined; nothing happens
-/// when the storage is there.
+/// Takes memory again for a released storage, as much as it had, with undefined content; nothing happens when it was not
+/// released.
 ///
 /// # Errors
 /// [`Error::Torch`] when there is not enough memory.
 pub fn refill(tensor: &Tensor) -> Result<()> {
-    allocate(tensor, needed_bytes(tensor))
-}
-
-/// Takes memory again for a released storage: `bytes`, which other views of it may need more of than `tensor` does. The
-/// content is undefined; nothing happens when the storage has as many already.
-///
-/// # Errors
-/// [`Error::Argument`] when the tensor needs more; [`Error::Torch`] when there is not enough memory, or when the storage
-/// holds data of another size.
-pub fn allocate(tensor: &Tensor, bytes: usize) -> Result<()> {
-    const OP: &str = "storage allocate";
-    let needed = needed_bytes(tensor);
-    if bytes < needed {
-        return Err(Error::argument(OP, format!("{bytes} bytes for a tensor that needs {needed}")));
-    }
-    // SAFETY: the tensor is live, and its elements fit the bytes.
-    ffi::call(OP, |failure| unsafe { ffi::ft_storage_allocate(tensor.as_ptr(), bytes, failure) })
+    // SAFETY: the tensor is live.
+    ffi::call("storage refill", |failure| unsafe { ffi::ft_storage_refill(tensor.as_ptr(), failure) })
 }
 
 /// Copies `source` into `destination`, of the same shape, unseen by autograd: no node, no version bump. For a parameter

@@ -104,9 +104,7 @@ impl Store {
         let mut raw = std::ptr::null_mut();
         let made = ffi::call("store prefix", |failure| {
             // SAFETY: `self` is live; the shim copies the prefix.
-            unsafe {
-                ffi::ft_store_prefix(self.raw(), prefix.as_ptr().cast(), prefix.len(), failure, &raw mut raw)
-            }
+            unsafe { ffi::ft_store_prefix(self.raw(), prefix.as_ptr().cast(), prefix.len(), failure, &raw mut raw) }
         });
         made.expect("a prefix store only holds its parent and a string, so making one cannot fail");
         Self(Arc::new(Handle { raw, port: self.0.port, loopback: self.0.loopback }))
@@ -149,14 +147,7 @@ impl Store {
         ffi::call("store get", |failure| {
             // SAFETY: `self` is live; `value` takes an allocation of `length` bytes.
             unsafe {
-                ffi::ft_store_get(
-                    self.raw(),
-                    key.as_ptr().cast(),
-                    key.len(),
-                    &raw mut value,
-                    &raw mut length,
-                    failure,
-                )
+                ffi::ft_store_get(self.raw(), key.as_ptr().cast(), key.len(), &raw mut value, &raw mut length, failure)
             }
         })?;
         // SAFETY: on success `value` points to `length` bytes, and is not null even for none.

@@ -26,7 +26,7 @@ impl ActivationCheckpoint {
 impl Layer for ActivationCheckpoint {
     fn forward(&mut self, x: &Tensor, batch: &Batch) -> Result<Tensor> {
         let again = Recompute { inner: Arc::clone(&self.inner), batch: batch.shallow_clone() };
-        if !Tensor::is_grad_enabled() || !x.requires_grad() {
+        if !autograd::is_grad_enabled() || !x.requires_grad() {
             // Nothing to recompute for, or (the first layer) no input gradient that would call for it.
             return again.run(x);
         }
@@ -64,7 +64,11 @@ impl Function for Recompute {
         Ok(vec![self.run(&inputs[0])?])
     }
 
-    fn backward(&mut self, context: &mut Context, upstream: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, BoxError> {
+    fn backward(
+        &mut self,
+        context: &mut Context,
+        upstream: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, BoxError> {
         let Some(upstream @ Some(_)) = upstream.into_iter().next() else { return Ok(vec![None]) };
         let x = context.saved()?.remove(0).detach().set_requires_grad(true);
         let output = tch::with_grad(|| self.run(&x))?;

@@ -55,8 +55,12 @@ impl Gemm for Native {
     }
 
     fn weight_gradient(&self, dy: &Tensor, x: &Tensor, _weight: &Tensor) -> Result<Option<Tensor>> {
-        let rows = |t: &Tensor| t.f_reshape([-1, t.size().last().copied().unwrap_or(1)]);
-        let product = rows(dy).and_then(|dy| dy.f_t()?.f_mm(&rows(x)?));
+        // The number of rows is counted, since a rank may hold no feature of an axis that others hold.
+        let rows = |t: &Tensor| match t.size().split_last() {
+            Some((&features, leading)) => t.f_reshape([leading.iter().product(), features]),
+            None => t.f_reshape([1, 1]),
+        };
+        let product = rows(dy).and_then(|dy| dy.f_tr()?.f_mm(&rows(x)?));
         product.map(Some).context("weight gradient of a projection")
     }
 

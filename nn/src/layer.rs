@@ -50,4 +50,24 @@ impl NamedLayer {
     pub fn new(name: impl Into<String>, layer: impl Layer + 'static) -> Self {
         Self { name: name.into(), layer: Box::new(layer) }
     }
+
+    /// Puts another layer in the place of this one, usually around it.
+    pub fn wrap(&mut self, wrapper: impl FnOnce(Box<dyn Layer>) -> Box<dyn Layer>) {
+        let layer = std::mem::replace(&mut self.layer, Box::new(Moved));
+        self.layer = wrapper(layer);
+    }
+}
+
+/// Stands where a layer is being wrapped.
+#[derive(Debug)]
+struct Moved;
+
+impl Layer for Moved {
+    fn forward(&mut self, x: &Tensor, _batch: &Batch) -> Result<Tensor> {
+        Ok(x.shallow_clone())
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
 }

@@ -26,7 +26,7 @@ pub use ferrotitan_mesh as mesh;
 pub use gemm::{Gemm, Native, differentiable, project};
 pub use layer::{Layer, NamedLayer, Seam};
 pub use linear::{Linear, Plain, Projection};
-pub use loss::{ChunkedCrossEntropy, Head, Loss};
+pub use loss::{ChunkedCrossEntropy, Head, Loss, loss_by_chunk};
 pub use model::{Materialize, Model, Transform};
 pub use norm::RmsNorm;
 pub use parameter::{Parameter, Reader};

@@ -41,45 +41,64 @@ impl Default for ChunkedCrossEntropy {
 
 impl Loss for ChunkedCrossEntropy {
     fn forward(&mut self, hidden: &Tensor, head: &dyn Linear, labels: &Tensor) -> Result<Tensor> {
-        let (hidden, labels) = (tokens_first(hidden)?, labels.f_reshape([-1]).context("loss")?);
         let vocabulary = head.projections().iter().map(|p| p.weight.layout().shape()[0]).sum::<usize>();
-        let chunk = (self.logits / vocabulary.max(1)).max(1) as i64;
-        let mut inputs = vec![hidden.shallow_clone()];
-        for projection in head.projections() {
-            inputs.push(projection.weight.leaf()?);
-        }
-        // Without a gradient to compute, and where one chunk holds everything, there is nothing to gain from the
-        // function below.
-        let tracked = tch::Tensor::is_grad_enabled() && inputs.iter().any(Tensor::requires_grad);
-        if !tracked || hidden.size()[0] <= chunk {
-            let mut sum = Tensor::zeros([], (accumulate_in(hidden.kind()), hidden.device()));
-            for (hidden, labels) in chunks(&hidden, &labels, chunk) {
-                sum = sum.f_add(&cross_entropy(&hidden, head, &labels)?).context("loss")?;
-            }
-            return Ok(sum);
-        }
-        let mut losses = Vec::new();
-        let mut gradients: Vec<Option<Tensor>> = inputs.iter().map(|_| None).collect();
-        let mut hidden_gradients = Vec::new();
-        for (hidden, labels) in chunks(&hidden.detach(), &labels, chunk) {
-            inputs[0] = hidden.set_requires_grad(true);
-            let loss = cross_entropy(&inputs[0], head, &labels)?;
-            let mut parts = autograd::grad(&[loss.shallow_clone()], &inputs, &[None], false, false)?.into_iter();
-            hidden_gradients.push(parts.next().flatten().unwrap_or_else(|| inputs[0].zeros_like()));
-            for (sum, part) in gradients[1..].iter_mut().zip(parts) {
-                *sum = match (sum.take(), part) {
-                    (Some(mut sum), Some(part)) => Some(sum.f_add_(&part).context("loss")?),
-                    (sum, part) => sum.or(part),
-                };
-            }
-            losses.push(loss.detach());
-        }
-        gradients[0] = Some(Tensor::f_cat(&hidden_gradients, 0).context("loss")?);
-        inputs[0] = hidden;
-        let sum = losses.into_iter().reduce(|a, b| a + b).ok_or_else(|| Error::Config("a batch without tokens".into()))?;
-        let references: Vec<&Tensor> = inputs.iter().collect();
-        exactly::<1>(autograd::apply(Known { sum, gradients }, &references)?).map(|[sum]| sum)
+        let chunk = self.logits / vocabulary.max(1);
+        loss_by_chunk(hidden, head, labels, chunk, |hidden, labels| cross_entropy(hidden, head, labels))
     }
+}
+
+/// The sum of the losses that `of` gives for `chunk` tokens at a time (at least one): of their hidden states
+/// `[tokens, dim]` and labels `[tokens]`, a scalar, differentiable in the hidden states and in the weights of `head`.
+///
+/// Where there are several chunks, each one's gradients are computed with its loss, and what its forward pass saved is
+/// dropped before the next.
+///
+/// # Errors
+/// When `of` fails, a weight has no storage, or the shapes do not fit.
+pub fn loss_by_chunk(
+    hidden: &Tensor,
+    head: &dyn Linear,
+    labels: &Tensor,
+    chunk: usize,
+    of: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let (hidden, labels) = (tokens_first(hidden)?, labels.f_reshape([-1]).context("loss")?);
+    let chunk = i64::try_from(chunk).unwrap_or(i64::MAX).max(1);
+    let mut inputs = vec![hidden.shallow_clone()];
+    for projection in head.projections() {
+        inputs.push(projection.weight.leaf()?);
+    }
+    // Without a gradient to compute, and where one chunk holds everything, there is nothing to gain from the function
+    // below.
+    let tracked = autograd::is_grad_enabled() && inputs.iter().any(Tensor::requires_grad);
+    if !tracked || hidden.size()[0] <= chunk {
+        let mut sum = Tensor::zeros([], (accumulate_in(hidden.kind()), hidden.device()));
+        for (hidden, labels) in chunks(&hidden, &labels, chunk) {
+            sum = sum.f_add(&of(&hidden, &labels)?).context("loss")?;
+        }
+        return Ok(sum);
+    }
+    let mut losses = Vec::new();
+    let mut gradients: Vec<Option<Tensor>> = inputs.iter().map(|_| None).collect();
+    let mut hidden_gradients = Vec::new();
+    for (hidden, labels) in chunks(&hidden.detach(), &labels, chunk) {
+        inputs[0] = hidden.set_requires_grad(true);
+        let loss = of(&inputs[0], &labels)?;
+        let mut parts = autograd::grad(&[loss.shallow_clone()], &inputs, &[None], false, false)?.into_iter();
+        hidden_gradients.push(parts.next().flatten().unwrap_or_else(|| inputs[0].zeros_like()));
+        for (sum, part) in gradients[1..].iter_mut().zip(parts) {
+            *sum = match (sum.take(), part) {
+                (Some(mut sum), Some(part)) => Some(sum.f_add_(&part).context("loss")?),
+                (sum, part) => sum.or(part),
+            };
+        }
+        losses.push(loss.detach());
+    }
+    gradients[0] = Some(Tensor::f_cat(&hidden_gradients, 0).context("loss")?);
+    inputs[0] = hidden;
+    let sum = losses.into_iter().reduce(|a, b| a + b).ok_or_else(|| Error::Config("a batch without tokens".into()))?;
+    let references: Vec<&Tensor> = inputs.iter().collect();
+    exactly::<1>(autograd::apply(Known { sum, gradients }, &references)?).map(|[sum]| sum)
 }
 
 /// A scalar whose gradients are known already.
@@ -93,7 +112,11 @@ impl Function for Known {
         Ok(vec![self.sum.shallow_clone()])
     }
 
-    fn backward(&mut self, _context: &mut Context, upstream: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, BoxError> {
+    fn backward(
+        &mut self,
+        _context: &mut Context,
+        upstream: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, BoxError> {
         let Some(Some(scale)) = upstream.into_iter().next() else {
             return Ok(self.gradients.iter().map(|_| None).collect());
         };

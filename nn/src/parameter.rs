@@ -115,6 +115,12 @@ impl Parameter {
         self.state().compute = kind;
     }
 
+    /// The dtype that [`set_compute_kind`](Self::set_compute_kind) set.
+    #[must_use]
+    pub fn compute_kind(&self) -> Option<Kind> {
+        self.state().compute
+    }
+
     /// This rank's shard: what the optimizer updates.
     ///
     /// # Errors
@@ -142,15 +148,15 @@ impl Parameter {
             let state = self.state();
             (state.compute, state.reader.clone())
         };
-        let leaf = self.leaf()?;
-        let value = match compute {
-            // The cast is part of the graph: its backward returns the gradient to the leaf in the leaf's own dtype.
-            Some(kind) if kind != leaf.kind() => leaf.f_to_kind(kind).context("casting a parameter")?,
-            _ => leaf,
+        let leaf = match reader {
+            Some(read) => read(self.leaf()?)?,
+            None => self.leaf()?,
         };
-        match reader {
-            Some(read) => read(value),
-            None => Ok(value),
+        match compute {
+            // The cast is part of the graph: its backward returns the gradient to the leaf in the leaf's own dtype, in
+            // which a reader then sums it.
+            Some(kind) if kind != leaf.kind() => leaf.f_to_kind(kind).context("casting a parameter"),
+            _ => Ok(leaf),
         }
     }
 
@@ -188,7 +194,7 @@ impl Parameter {
     /// # Errors
     /// Before it is materialized, or when shape or dtype are not the shard's.
     pub fn set_gradient(&self, gradient: Tensor) -> Result<()> {
-        ext::autograd::set_gradient(&self.local()?, Some(gradient))?;
+        ext::autograd::set_gradient(&self.local()?, Some(&gradient))?;
         Ok(())
     }
 
@@ -247,18 +253,12 @@ impl Parameter {
 const SLAB: usize = 1 << 20;
 
 /// Draws a region's values, its rows in parallel.
-fn fill(
-    stream: &Stream,
-    init: Distribution,
-    global: &[usize],
-    region: &ferrotitan_mesh::Region,
-    out: &mut [f64],
-) {
+fn fill(stream: &Stream, init: Distribution, global: &[usize], region: &ferrotitan_mesh::Region, out: &mut [f64]) {
     let row: usize = region.shape.iter().skip(1).product();
     if region.shape.is_empty() || row == 0 || out.len() < 1 << 14 {
         return stream.fill_region(init, global, region, out);
     }
-    let rows = (1 << 13_usize).div_ceil(row);
+    let rows = 8192_usize.div_ceil(row);
     out.par_chunks_mut(rows * row).enumerate().for_each(|(chunk, out)| {
         let mut part = region.clone();
         part.offset[0] += chunk * rows;

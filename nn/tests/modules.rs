@@ -8,8 +8,8 @@ use ferrotitan_mesh::rng::Distribution;
 use ferrotitan_mesh::{Degrees, Grid, Layout, Parts, View};
 use ferrotitan_nn::llama::{LlamaConfig, build};
 use ferrotitan_nn::{
-    ActivationCheckpoint, Attention, Batch, ChunkedCrossEntropy, Documents, Error, Gemm, Head, IGNORE_INDEX, Layer, Loss,
-    Materialize, Model, Native, Parameter, Plain, Projection, Result, RmsNorm, Rope, RopeScaling, Sdpa, Seam,
+    ActivationCheckpoint, Attention, Batch, ChunkedCrossEntropy, Documents, Error, Gemm, Head, IGNORE_INDEX, Layer,
+    Loss, Materialize, Model, Native, Parameter, Plain, Projection, Result, RmsNorm, Rope, RopeScaling, Sdpa, Seam,
     differentiable,
 };
 use proptest::prelude::*;
@@ -154,15 +154,15 @@ proptest! {
     }
 
     #[test]
-    fn products_of_the_seam_are_the_native_ones(rows in 1_usize..5, inputs in 1_usize..7, outputs in 1_usize..7, seed: u64) {
+    fn products_of_the_seam_are_the_native_ones(rows in 0_usize..5, inputs in 0_usize..7, outputs in 0_usize..7, seed: u64) {
         let (x, w) = (leaf(seed, &[2, rows, inputs]), leaf(seed ^ 1, &[outputs, inputs]));
         let upstream = normal(seed ^ 2, &[2, rows, outputs]);
         let mut results = Vec::new();
         for y in [differentiable(Arc::new(Native), &x, &w).unwrap(), x.linear(&w, None::<&Tensor>)] {
             let (mut gx, mut gw) = (x.grad(), w.grad());
             if gx.defined() {
-                gx.zero_();
-                gw.zero_();
+                let _ = gx.zero_();
+                let _ = gw.zero_();
             }
             (&y * &upstream).sum(Kind::Double).backward();
             results.push([y.detach(), x.grad().copy(), w.grad().copy()]);
@@ -237,7 +237,14 @@ fn norm_is_its_formula() {
 }
 
 fn debug(vocabulary: usize) -> LlamaConfig {
-    LlamaConfig { dim: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, hidden_dim: 96, ..LlamaConfig::flavor("debugmodel", vocabulary).unwrap() }
+    LlamaConfig {
+        dim: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        hidden_dim: 96,
+        ..LlamaConfig::flavor("debugmodel", vocabulary).unwrap()
+    }
 }
 
 fn batch(vocabulary: i64) -> Batch {
@@ -265,8 +272,7 @@ fn checkpointed_layers_give_the_same_gradients_bit_for_bit() {
     }
     for named in checkpointed.layers_mut() {
         if named.name.starts_with("layers.") {
-            let inner = std::mem::replace(&mut named.layer, Box::new(RmsNorm::new("unused", 1, 1.0)));
-            named.layer = Box::new(ActivationCheckpoint::new(inner));
+            named.wrap(|inner| Box::new(ActivationCheckpoint::new(inner)));
         }
     }
     checkpointed.materialize(&HOW, &Grid::single()).unwrap();
@@ -279,12 +285,10 @@ fn checkpointed_layers_give_the_same_gradients_bit_for_bit() {
 
 #[test]
 fn first_loss_is_near_that_of_guessing() {
-    for tied_embeddings in [false, true] {
-        let mut model = build(&LlamaConfig { tied_embeddings, ..debug(200) }).unwrap();
-        model.materialize(&HOW, &Grid::single()).unwrap();
-        let loss = model.forward(&batch(200)).unwrap().double_value(&[]) / 40.0;
-        assert!((loss - 200_f64.ln()).abs() < 1.0, "tied {tied_embeddings}: {loss}");
-    }
+    let mut model = build(&debug(200)).unwrap();
+    model.materialize(&HOW, &Grid::single()).unwrap();
+    let loss = model.forward(&batch(200)).unwrap().double_value(&[]) / 40.0;
+    assert!((loss - 200_f64.ln()).abs() < 1.0, "{loss}");
 }
 
 #[test]
@@ -335,9 +339,12 @@ fn mistakes_are_errors() {
     let mut wrong = Batch::new(Tensor::zeros([1, 4], (Kind::Int64, Device::Cpu)), None).unwrap();
     wrong.documents = Some(Documents::from_lengths(vec![vec![2, 3]]).unwrap());
     assert!(Sdpa.forward(&q, &q, &q, &wrong).is_err());
-    let mut two = Head::new("output", Box::new(Plain::new(vec![
-        Projection::new("a", 4, 4, Distribution::Constant(0.0)),
-        Projection::new("b", 4, 4, Distribution::Constant(0.0)),
-    ])));
+    let mut two = Head::new(
+        "output",
+        Box::new(Plain::new(vec![
+            Projection::new("a", 4, 4, Distribution::Constant(0.0)),
+            Projection::new("b", 4, 4, Distribution::Constant(0.0)),
+        ])),
+    );
     assert!(two.forward(&normal(0, &[1, 4, 4]), &wrong).is_err());
 }

@@ -15,9 +15,8 @@ const SEQ: i64 = 24;
 /// The Python that has torch: named by the environment, or the one whose libtorch this was built with.
 fn python() -> Option<PathBuf> {
     let named = std::env::var_os("FERROTITAN_PYTHON").map(PathBuf::from);
-    let beside = std::env::var_os("LIBTORCH").and_then(|torch| {
-        Path::new(&torch).ancestors().nth(4).map(|environment| environment.join("bin/python"))
-    });
+    let beside = std::env::var_os("LIBTORCH")
+        .and_then(|torch| Path::new(&torch).ancestors().nth(4).map(|environment| environment.join("bin/python")));
     named.or(beside).filter(|python| python.is_file())
 }
 
@@ -26,6 +25,7 @@ fn config() -> LlamaConfig {
         dim: 32,
         n_layers: 3,
         n_heads: 4,
+        n_kv_heads: 4,
         hidden_dim: 48,
         rope_theta: 10_000.0,
         // A short original context, so that all three bands of wavelengths occur.
@@ -53,7 +53,8 @@ fn compare(config: &LlamaConfig, documents: &[[i64; SEQ as usize]; BATCH as usiz
 
     let write_i64 = |name: &str, t: &Tensor| {
         let values: Vec<i64> = t.reshape([-1]).try_into().unwrap();
-        std::fs::write(folder.path().join(name), values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+        std::fs::write(folder.path().join(name), values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+            .unwrap();
     };
     write_i64("tokens", &tokens);
     write_i64("labels", &labels);
@@ -86,7 +87,9 @@ fn compare(config: &LlamaConfig, documents: &[[i64; SEQ as usize]; BATCH as usiz
     loss.backward();
     let read = |name: &str| {
         let bytes = std::fs::read(folder.path().join(name)).unwrap();
-        Tensor::from_slice(&bytes.chunks_exact(8).map(|v| f64::from_le_bytes(v.try_into().unwrap())).collect::<Vec<_>>())
+        Tensor::from_slice(
+            &bytes.chunks_exact(8).map(|v| f64::from_le_bytes(v.try_into().unwrap())).collect::<Vec<_>>(),
+        )
     };
     assert_close("logits", &logits, &read("logits"));
     assert_close("loss", &loss, &read("loss"));

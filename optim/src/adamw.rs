@@ -75,10 +75,9 @@ impl AdamW {
         let mut matchers = Vec::new();
         for group in groups {
             group.options.validate()?;
-            let glob = GlobBuilder::new(&group.pattern).build().map_err(|error| Error::Pattern {
-                pattern: group.pattern.clone(),
-                reason: error.kind().to_string(),
-            })?;
+            let glob = GlobBuilder::new(&group.pattern)
+                .build()
+                .map_err(|error| Error::Pattern { pattern: group.pattern.clone(), reason: error.kind().to_string() })?;
             let matcher = glob.compile_matcher();
             if !trainable.iter().any(|parameter| matcher.is_match(parameter.name())) {
                 let known: Vec<&str> = trainable.iter().take(8).map(Parameter::name).collect();
@@ -110,6 +109,8 @@ impl AdamW {
                 if gradient.numel() == 0 {
                     continue;
                 }
+                // The kernel reads which update this is, and does not count.
+                let _ = member.step.shallow_clone().f_add_scalar_(1).map_err(failed)?;
                 let parts = [&gradient, &member.exp_avg, &member.exp_avg_sq, &member.step];
                 lists[0].push(member.parameter.local()?.detach());
                 lists[1..].iter_mut().zip(parts).for_each(|(list, part)| list.push(part.shallow_clone()));
@@ -124,6 +125,7 @@ impl AdamW {
                 beta2: options.beta2,
                 eps: options.eps,
                 weight_decay: options.weight_decay,
+                maximize: false,
             };
             tch::no_grad(|| fused_adamw(&step, &locals, &gradients, &means, &squares, &steps))?;
         }
@@ -147,7 +149,8 @@ impl AdamW {
 impl Moments {
     fn new(parameter: Parameter) -> Result<Self> {
         let local = parameter.local()?;
-        let zeros = || tch::no_grad(|| local.f_zeros_like()).map_err(|source| Error::Torch { context: "AdamW", source });
+        let zeros =
+            || tch::no_grad(|| local.f_zeros_like()).map_err(|source| Error::Torch { context: "AdamW", source });
         Ok(Self {
             exp_avg: zeros()?,
             exp_avg_sq: zeros()?,
@@ -155,6 +158,10 @@ impl Moments {
             parameter,
         })
     }
+}
+
+fn failed(source: tch::TchError) -> Error {
+    Error::Torch { context: "AdamW", source }
 }
 
 impl AdamWOptions {

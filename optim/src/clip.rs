@@ -49,7 +49,7 @@ pub fn clip_gradients(parameters: &[Parameter], norm: f64, max_norm: f64) -> Res
     if factor < 1.0 {
         for parameter in parameters {
             if let Some(mut gradient) = parameter.gradient()? {
-                tch::no_grad(|| gradient.f_mul_scalar_(factor))
+                let _ = tch::no_grad(|| gradient.f_mul_scalar_(factor))
                     .map_err(|source| Error::Torch { context: "clipping", source })?;
             }
         }

@@ -132,14 +132,16 @@ impl Algorithm {
                 return Err(Error::Zero { what });
             }
         }
-        let forwards = ranks.checked_mul(stages_per_rank).and_then(|stages| stages.checked_mul(microbatches));
-        if forwards.is_none_or(|forwards| forwards > MAX_FORWARDS) {
-            return Err(Error::TooLarge { ranks, stages_per_rank, microbatches, limit: MAX_FORWARDS });
-        }
         let shape = match self {
             Algorithm::ZbvZeroBubble | Algorithm::DualPipeV => Shape::V,
             _ => Shape::Loop,
         };
+        // A schedule in a V is made for at least as many microbatches as fill it.
+        let made = if shape == Shape::V { microbatches.max(ranks.saturating_mul(2)) } else { microbatches };
+        let forwards = ranks.checked_mul(stages_per_rank).and_then(|stages| stages.checked_mul(made));
+        if forwards.is_none_or(|forwards| forwards > MAX_FORWARDS) {
+            return Err(Error::TooLarge { ranks, stages_per_rank, microbatches, limit: MAX_FORWARDS });
+        }
         if shape == Shape::V && stages_per_rank != 2 {
             return Err(Error::StagesPerRank { name: self.name(), needed: 2, stages_per_rank });
         }
@@ -150,10 +152,11 @@ impl Algorithm {
         };
         let steps: Vec<Vec<Step>> = match self {
             Algorithm::GPipe => each_rank(&|rank| breadth_first::gpipe(ranks, rank, stages_per_rank, microbatches)),
-            Algorithm::LoopedBfs => each_rank(&|rank| breadth_first::looped(ranks, rank, stages_per_rank, microbatches)),
+            Algorithm::LoopedBfs => {
+                each_rank(&|rank| breadth_first::looped(ranks, rank, stages_per_rank, microbatches))
+            }
             Algorithm::OneForwardOneBackward if stages_per_rank == 1 => {
-                // The shortest warm-up: no rank runs further ahead than the pipeline is deep.
-                let one_stage = Interleaving { warm_up_per_rank: 1, ..interleaved(false) };
+                let one_stage = interleaved(false).with_shortest_warm_up();
                 each_rank(&|rank| one_stage.steps(rank))
             }
             Algorithm::OneForwardOneBackward | Algorithm::Interleaved1F1B => {

@@ -22,12 +22,7 @@ fn stages(ranks: usize, rank: usize, stages_per_rank: usize) -> impl DoubleEnded
     (0..stages_per_rank).map(move |visit| visit * ranks + rank)
 }
 
-fn forwards(
-    ranks: usize,
-    rank: usize,
-    stages_per_rank: usize,
-    microbatches: usize,
-) -> impl Iterator<Item = Action> {
+fn forwards(ranks: usize, rank: usize, stages_per_rank: usize, microbatches: usize) -> impl Iterator<Item = Action> {
     stages(ranks, rank, stages_per_rank)
         .flat_map(move |stage| (0..microbatches).map(move |microbatch| Action::forward(stage, microbatch)))
 }

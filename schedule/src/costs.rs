@@ -3,6 +3,9 @@
 use crate::action::{Action, Kind, Step};
 use crate::error::Unsound;
 
+/// Sums of many costs this large are still finite.
+const MAX_COST: f64 = 1e100;
+
 /// How long actions take, in any unit of time.
 ///
 /// ```
@@ -73,7 +76,7 @@ impl Costs {
         }
     }
 
-    /// Refuses what is not a duration.
+    /// Refuses what is not a duration, and durations whose sum would not be a number.
     pub(crate) fn check(&self) -> Result<(), Unsound> {
         let named = [
             ("a forward", self.forward),
@@ -82,7 +85,7 @@ impl Costs {
             ("communication", self.communication),
         ];
         let factors = self.stage_factors.iter().map(|&factor| ("a stage's factor", factor));
-        match named.into_iter().chain(factors).find(|(_, value)| !value.is_finite() || *value < 0.0) {
+        match named.into_iter().chain(factors).find(|(_, value)| !(0.0..=MAX_COST).contains(value)) {
             Some((what, value)) => Err(Unsound::Cost { what, value }),
             None if !(0.0..=1.0).contains(&self.overlap) => Err(Unsound::Overlap { overlap: self.overlap }),
             None => Ok(()),

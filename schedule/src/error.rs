@@ -42,7 +42,9 @@ pub enum Error {
         limit: usize,
     },
     /// The schedule is defined for one number of stages a rank.
-    #[error("{name} places {needed} stages on each rank, not {stages_per_rank}: ask for {needed}, or for Interleaved1F1B")]
+    #[error(
+        "{name} places {needed} stages on each rank, not {stages_per_rank}: ask for {needed}, or for Interleaved1F1B"
+    )]
     StagesPerRank {
         /// The schedule.
         name: &'static str,
@@ -119,7 +121,9 @@ pub enum Unsound {
         rank: usize,
     },
     /// An overlapped pair that is not a forward and a backward.
-    #[error("{step} (step {position} of rank {rank}) cannot run: a pair is a forward, then a backward or input gradient")]
+    #[error(
+        "{step} (step {position} of rank {rank}) cannot run: a pair is a forward, then a backward or input gradient"
+    )]
     Pair {
         /// The pair.
         step: Step,
@@ -207,7 +211,7 @@ pub enum Unsound {
         chain: Vec<Wait>,
     },
     /// A cost that is not a duration.
-    #[error("the cost of {what} is {value}: give a finite number that is not negative")]
+    #[error("the cost of {what} is {value}: give a number from 0 to 1e100")]
     Cost {
         /// Which cost.
         what: &'static str,

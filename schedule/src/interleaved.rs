@@ -19,7 +19,7 @@ pub(crate) struct Interleaving {
     rounds: Vec<usize>,
     /// How many forwards more than its successor a rank runs before its first backward. One would do if data moved at
     /// once; with two, a rank never waits for a message that left one action ago.
-    pub(crate) warm_up_per_rank: usize,
+    warm_up_per_rank: usize,
     /// Backwards are split, and weight gradients put off.
     zero_bubble: bool,
 }
@@ -29,6 +29,11 @@ impl Interleaving {
     pub(crate) fn new(ranks: usize, stages_per_rank: usize, rounds: &[usize], zero_bubble: bool) -> Self {
         let warm_up_per_rank = if zero_bubble { 1 } else { 2 };
         Self { ranks, stages_per_rank, rounds: rounds.to_vec(), warm_up_per_rank, zero_bubble }
+    }
+
+    /// The same, where no rank runs further ahead than the pipeline is deep: plain 1F1B.
+    pub(crate) fn with_shortest_warm_up(self) -> Self {
+        Self { warm_up_per_rank: 1, ..self }
     }
 
     /// Rounds of at least `least` microbatches, as short and as even as that allows; one round where there are fewer.

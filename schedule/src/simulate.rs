@@ -16,7 +16,8 @@ use crate::timeline::{Span, Timeline};
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Unsound> {
     costs.check()?;
     let spans = run(schedule, |step| costs.step(step), costs.communication)?;
-    Ok(Timeline::new(schedule.name.clone(), "", spans).expect("a simulated rank does one step after the other"))
+    Ok(Timeline::new(schedule.name.clone(), "", spans)
+        .expect("a simulated rank does one step after the other, at finite times since costs are bounded"))
 }
 
 /// [`simulate`] with any durations.

@@ -3,6 +3,9 @@
 use crate::action::Step;
 use crate::error::{Error, Result};
 
+/// Sums and differences of many times this large are still finite.
+const MAX_TIME: f64 = 1e250;
+
 /// When a step ran.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
@@ -29,13 +32,13 @@ impl Timeline {
     /// `name` and `unit` (as `ms`, or nothing) appear in pictures.
     ///
     /// # Errors
-    /// [`Error::Span`] for a span that is not finite, ends before it starts, or starts before the one before it ended.
+    /// [`Error::Span`] for a span whose times are not finite or absurdly large, that ends before it starts, or starts before the one before it ended.
     pub fn new(name: impl Into<String>, unit: impl Into<String>, mut ranks: Vec<Vec<Span>>) -> Result<Self> {
         for (rank, spans) in ranks.iter().enumerate() {
             let mut free_at = f64::NEG_INFINITY;
             for &Span { step, start, end } in spans {
                 let reason = match () {
-                    () if !start.is_finite() || !end.is_finite() => "give finite times",
+                    () if !(start.abs() <= MAX_TIME && end.abs() <= MAX_TIME) => "give times below 1e250",
                     () if end < start => "it must not end before it starts",
                     () if start < free_at => "it must not start before the rank's previous step has ended",
                     () => {
@@ -46,7 +49,8 @@ impl Timeline {
                 return Err(Error::Span { rank, step, start, end, reason });
             }
         }
-        let origin = ranks.iter().filter_map(|spans| spans.first()).map(|span| span.start).fold(f64::INFINITY, f64::min);
+        let origin =
+            ranks.iter().filter_map(|spans| spans.first()).map(|span| span.start).fold(f64::INFINITY, f64::min);
         for span in ranks.iter_mut().flatten() {
             span.start -= origin;
             span.end -= origin;

@@ -21,8 +21,8 @@ struct Builder {
     stages: [usize; 2],
     forwards: [usize; 2],
     backwards: [usize; 2],
-    /// Input gradients whose weight gradient has not come, the oldest first, of each leg and in all.
-    owed: VecDeque<(Leg, Action)>,
+    /// For each leg, the weight gradients whose input gradient has come, the oldest first, and where that stands.
+    owed: [VecDeque<(usize, Action)>; 2],
     steps: Vec<Step>,
 }
 
@@ -32,7 +32,7 @@ impl Builder {
             stages: [rank, 2 * ranks - 1 - rank],
             forwards: [0; 2],
             backwards: [0; 2],
-            owed: VecDeque::new(),
+            owed: [VecDeque::new(), VecDeque::new()],
             steps: Vec::new(),
         }
     }
@@ -61,7 +61,8 @@ impl Builder {
 
     fn input_gradient(&mut self, leg: Leg) {
         let action = self.next_backward(leg, Kind::InputGradient);
-        self.owed.push_back((leg, Action::weight_gradient(action.stage, action.microbatch)));
+        let weight_gradient = Action::weight_gradient(action.stage, action.microbatch);
+        self.owed[leg as usize].push_back((self.steps.len(), weight_gradient));
         self.steps.push(Step::One(action));
     }
 
@@ -80,14 +81,14 @@ impl Builder {
 
     /// The oldest weight gradient that is owed, if any.
     fn oldest_weight_gradient(&mut self) {
-        self.steps.extend(self.owed.pop_front().map(|(_, action)| Step::One(action)));
+        let since = |leg: Leg| self.owed[leg as usize].front().map_or(usize::MAX, |&(since, _)| since);
+        self.weight_gradient(if since(Down) < since(Up) { Down } else { Up });
     }
 
     /// The oldest weight gradient that a leg owes, if any.
     fn weight_gradient(&mut self, leg: Leg) {
-        let oldest = self.owed.iter().position(|&(owing, _)| owing as usize == leg as usize);
-        let action = oldest.and_then(|oldest| self.owed.remove(oldest));
-        self.steps.extend(action.map(|(_, action)| Step::One(action)));
+        let oldest = self.owed[leg as usize].pop_front();
+        self.steps.extend(oldest.map(|(_, action)| Step::One(action)));
     }
 
     /// The steps, without microbatches that do not exist.

@@ -1,1 +1,7 @@
-fn main() {}
+//! The binary `ferrotitan`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ferrotitan_trainer::cli::main(std::env::args_os())
+}

@@ -6,9 +6,6 @@ use crate::{libtorch, test, tidy, train};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long a phase took, and how it ended.
-type Report = (String, Duration, Outcome);
-
 /// Runs every phase and prints a summary.
 pub fn run(workspace: &Workspace) -> Outcome {
     let mut reports = Vec::new();
@@ -98,7 +95,7 @@ fn short_run(workspace: &Workspace) -> Outcome {
     Err(format!("{} lacks the loss of 3 steps:\n{steps}", metrics.display()))
 }
 
-fn summarize(reports: &[Report]) -> Outcome {
+fn summarize(reports: &[(String, Duration, Outcome)]) -> Outcome {
     say("=== summary");
     for (name, took, outcome) in reports {
         let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };

@@ -1,7 +1,7 @@
 //! What the commands know of this machine and this workspace, and how they run other programs.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -72,11 +72,13 @@ pub fn say(line: &str) {
 
 /// Runs a program to its end, with its output visible.
 pub fn execute(command: &mut Command) -> Outcome {
-    let name = describe(command);
-    match command.status() {
+    let status = command.status();
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
+    let words: Vec<_> = std::iter::once(program).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("`{name}` failed ({status})")),
-        Err(error) => Err(format!("cannot run `{name}`: {error}")),
+        Ok(status) => Err(format!("`{}` failed ({status})", words.join(" "))),
+        Err(error) => Err(format!("cannot run `{}`: {error}", words.join(" "))),
     }
 }
 
@@ -84,10 +86,4 @@ pub fn execute(command: &mut Command) -> Outcome {
 pub fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn describe(command: &Command) -> String {
-    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_owned();
-    let words = std::iter::once(program).chain(command.get_args().map(OsString::from));
-    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }

@@ -251,12 +251,8 @@ mod tests {
         assert_eq!(torch_for(&tch), Ok([2, 11]));
         assert!(torch_for("0.99.0").unwrap_err().contains("0.99.0"));
         assert!(locked_tch("name = \"toml\"\nversion = \"1.2.0\"\n").is_err());
-    }
-
-    #[test]
-    fn the_locked_tch_of_this_workspace_is_known() {
-        let tch = locked_tch(&Workspace::here().read("Cargo.lock").unwrap()).unwrap();
-        torch_for(&tch).unwrap();
+        // This workspace's own.
+        torch_for(&locked_tch(&Workspace::here().read("Cargo.lock").unwrap()).unwrap()).unwrap();
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn is_unsafe(line: &str) -> bool {
     code.split(word).any(|token| token == UNSAFE) || code.contains(&format!("allow({UNSAFE}_code"))
 }
 
-/// Every file under `folder`, but for what Git keeps and ignores.
+/// Every file under `folder`, without those of Git, of builds and of runs.
 fn files(folder: &Path) -> Outcome<Vec<PathBuf>> {
     let failed = |e| format!("cannot read {}: {e}", folder.display());
     let mut found = Vec::new();

@@ -132,7 +132,7 @@ fn reduce_range(parts: &[Part], task: usize, reduce: ReduceOp) -> Result<(), Tch
 
 /// Combines the inputs in their order, block by block, into all of the outputs. The first output may be the first
 /// input, and any other output any input.
-fn combine(outputs: &[Tensor], inputs: &[Tensor], reduce: ReduceOp) -> Result<(), TchError> {
+pub(super) fn combine(outputs: &[Tensor], inputs: &[Tensor], reduce: ReduceOp) -> Result<(), TchError> {
     let shape = outputs[0].size();
     let elements: i64 = shape.iter().product();
     if elements == 0 {
@@ -153,15 +153,18 @@ fn combine(outputs: &[Tensor], inputs: &[Tensor], reduce: ReduceOp) -> Result<()
 }
 
 fn combine_block(outputs: &[Tensor], inputs: &[Tensor], reduce: ReduceOp) -> Result<(), TchError> {
-    let into = |sum: &Tensor, a: &Tensor, b: &Tensor| match reduce {
-        ReduceOp::Sum => a.f_add_out(sum, b),
-        ReduceOp::Product => a.f_mul_out(sum, b),
-        ReduceOp::Min => a.f_minimum_out(sum, b),
-        ReduceOp::Max => a.f_maximum_out(sum, b),
+    let into = |sum: &Tensor, a: &Tensor, b: &Tensor| {
+        let written = match reduce {
+            ReduceOp::Sum => a.f_add_out(sum, b),
+            ReduceOp::Product => a.f_mul_out(sum, b),
+            ReduceOp::Min => a.f_minimum_out(sum, b),
+            ReduceOp::Max => a.f_maximum_out(sum, b),
+        };
+        written.map(drop)
     };
     let mut first = outputs[0].shallow_clone();
     match (first.kind(), inputs) {
-        (Kind::BFloat16 | Kind::Half, [head, rest @ ..]) => {
+        (kind, [head, rest @ ..]) if is_half(kind) => {
             let sum = head.f_to_kind(Kind::Float)?;
             for input in rest {
                 into(&sum, &sum, &input.f_to_kind(Kind::Float)?)?;
@@ -181,4 +184,9 @@ fn combine_block(outputs: &[Tensor], inputs: &[Tensor], reduce: ReduceOp) -> Res
         output.shallow_clone().f_copy_(&first)?;
     }
     Ok(())
+}
+
+/// Whether values of this kind are combined in `f32`.
+pub(super) fn is_half(kind: Kind) -> bool {
+    matches!(kind, Kind::BFloat16 | Kind::Half)
 }

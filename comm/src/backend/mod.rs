@@ -4,6 +4,8 @@ mod c10d;
 mod environment;
 pub mod fake;
 mod memory;
+mod outbox;
 pub mod processes;
 mod room;
 pub mod threads;
+mod witness;

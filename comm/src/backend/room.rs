@@ -59,6 +59,15 @@ struct Mail {
     expected: HashMap<(usize, usize, u64), Call>,
 }
 
+/// What a rank waits for.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// That of the meeting of this number.
+    Result(u64),
+    /// The letter of this key.
+    Letter((usize, usize, u64)),
+}
+
 #[derive(Clone, Debug)]
 enum Broken {
     Failed { rank: usize, reason: String },
@@ -68,7 +77,7 @@ enum Broken {
 impl Broken {
     fn error(&self) -> Error {
         match self.clone() {
-            Broken::Failed { rank, reason } => Error::PeerFailed { rank, reason },
+            Broken::Failed { rank, reason } => Error::PeerFailed { rank: Some(rank), reason },
             Broken::Mismatch { group, sequence, rank, called, other, other_called } => {
                 Error::Mismatch { group, sequence, rank, called, other, other_called }
             }
@@ -142,27 +151,22 @@ impl Room {
         state
     }
 
-    /// Waits until `look` finds what it looks for, `missing` being the group ranks that it depends on.
-    fn wait<T>(
-        &self,
-        members: &Members,
-        op: Op,
-        mut look: impl FnMut(MutexGuard<'_, State>) -> (MutexGuard<'_, State>, Option<T>),
-        missing: impl Fn(&State) -> Vec<usize>,
-    ) -> Result<T> {
+    /// Waits for what is wanted, doing what can be done for it.
+    fn wait(&self, members: &Members, op: Op, wanted: Wanted) -> Result<Tensor> {
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
-            let found;
-            (state, found) = look(state);
-            if let Some(found) = found {
-                return Ok(found);
+            if let Wanted::Result(sequence) = wanted {
+                state = self.help(state, sequence, members.index());
+            }
+            if let Some(found) = state.take(wanted, members.index()) {
+                return found.map_err(|refused| members.backend(op, refused));
             }
             state.intact()?;
-            let waiting_for: Vec<_> = missing(&state).into_iter().map(|index| members.ranks()[index]).collect();
+            let waiting_for: Vec<_> = state.missing(wanted).into_iter().map(|index| members.ranks()[index]).collect();
             if let Some(&rank) = waiting_for.iter().find(|rank| state.departed.contains(rank)) {
-                let reason = format!("it has returned, but rank {} waits for its {op}", members.rank());
-                return Err(Error::PeerFailed { rank, reason });
+                let reason = format!("it has returned, but rank {} waits for its part in {op}", members.rank());
+                return Err(Error::PeerFailed { rank: Some(rank), reason });
             }
             let Some(rest) = self.timeout.checked_sub(begun.elapsed()).filter(|rest| !rest.is_zero()) else {
                 let (group, rank) = (members.name().to_string(), members.rank());
@@ -230,6 +234,24 @@ fn mismatch(members: &Members, sequence: u64, own: (usize, &Call), other: (usize
 impl State {
     fn intact(&self) -> Result<()> {
         self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.error()))
+    }
+
+    /// What the rank at `index` wants, if it is there.
+    fn take(&mut self, wanted: Wanted, index: usize) -> Option<Result<Tensor, String>> {
+        match wanted {
+            Wanted::Letter(key) => self.mail.letters.remove(&key).map(|(_, tensor)| Ok(tensor)),
+            Wanted::Result(sequence) => self.meetings.get_mut(&sequence)?.take(index),
+        }
+    }
+
+    /// The group ranks that have not done their part.
+    fn missing(&self, wanted: Wanted) -> Vec<usize> {
+        match wanted {
+            Wanted::Letter((from, ..)) => vec![from],
+            Wanted::Result(sequence) => self.meetings.get(&sequence).map_or_else(Vec::new, |meeting| {
+                (0..meeting.parts.len()).filter(|&index| meeting.parts[index].is_none()).collect()
+            }),
+        }
     }
 
     /// One rank has its result, or wants none.
@@ -337,7 +359,7 @@ impl Transport for Seat {
             }
             _ => {
                 room.enter(&members, sequence, call, buffers)?;
-                Ok(Box::new(Entered { room, members, op, sequence, here: true }))
+                Ok(Box::new(Entered { room, members, op, sequence }))
             }
         }
     }
@@ -370,12 +392,7 @@ impl Work for Awaited {
 
     fn wait(self: Box<Self>) -> Result<Tensor> {
         let key = (self.from, self.members.index(), self.number);
-        let look = |mut state: MutexGuard<'_, State>| {
-            let letter = state.mail.letters.remove(&key);
-            (state, letter)
-        };
-        let (_, tensor) = self.room.wait(&self.members, Op::Recv, look, |_| vec![self.from])?;
-        Ok(tensor)
+        self.room.wait(&self.members, Op::Recv, Wanted::Letter(key))
     }
 }
 
@@ -391,8 +408,6 @@ struct Entered {
     members: Members,
     op: Op,
     sequence: u64,
-    /// Whether this rank has not left the meeting yet.
-    here: bool,
 }
 
 impl Work for Entered {
@@ -400,30 +415,13 @@ impl Work for Entered {
         self.room.lock().meetings.get(&self.sequence).is_none_or(Meeting::is_complete)
     }
 
-    fn wait(mut self: Box<Self>) -> Result<Tensor> {
-        let (room, members, sequence) = (self.room.clone(), self.members.clone(), self.sequence);
-        let look = |state| {
-            let mut state = room.help(state, sequence, members.index());
-            let taken = state.meetings.get_mut(&sequence).and_then(|meeting| meeting.take(members.index()));
-            if taken.is_some() {
-                state.leave(sequence);
-            }
-            (state, taken)
-        };
-        let missing = |state: &State| match state.meetings.get(&sequence) {
-            Some(meeting) => (0..meeting.parts.len()).filter(|&index| meeting.parts[index].is_none()).collect(),
-            None => Vec::new(),
-        };
-        let taken = room.wait(&members, self.op, look, missing)?;
-        self.here = false;
-        taken.map_err(|refused| self.members.backend(self.op, refused))
+    fn wait(self: Box<Self>) -> Result<Tensor> {
+        self.room.wait(&self.members, self.op, Wanted::Result(self.sequence))
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if self.here {
-            self.room.lock().leave(self.sequence);
-        }
+        self.room.lock().leave(self.sequence);
     }
 }

@@ -176,4 +176,8 @@ impl Backend for Threads {
     fn join(&self, members: &Members) -> Result<Arc<dyn Transport>> {
         Ok(Arc::new(Seat { room: self.world.room(members), members: members.clone() }))
     }
+
+    fn fail(&self, rank: usize, reason: &str) {
+        self.world.fail(rank, reason);
+    }
 }

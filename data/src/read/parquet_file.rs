@@ -40,11 +40,8 @@ fn read_column(
     field: &str,
     sink: &mut dyn FnMut(Piece) -> Result<()>,
 ) -> Result<()> {
-    let corrupt = |error: ParquetError| Error::Corrupt {
-        path: path.to_string(),
-        format: "Parquet",
-        reason: error.to_string(),
-    };
+    let corrupt =
+        |error: ParquetError| Error::Corrupt { path: path.to_string(), format: "Parquet", reason: error.to_string() };
     let file = SerializedFileReader::new(bytes).map_err(corrupt)?;
     let schema = file.metadata().file_metadata().schema_descr();
     let column = schema.columns().iter().position(|column| column.path().string() == field);

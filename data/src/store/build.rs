@@ -1,7 +1,7 @@
 //! Building a token store: one thread reads, all cores tokenize, the caller's thread writes.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -100,10 +100,13 @@ impl TokenStore {
             return Err(Error::MissingPackages { registry: listing.registry, names: listing.missing });
         }
         std::fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-        let _lock = lock(&folder, progress)?;
+        let lock = lock(&folder, progress)?;
         // Whoever held the lock before may have built it.
         if let Some(store) = open() {
             return Ok(store);
+        }
+        if lock.is_some() {
+            remove_partial(&folder);
         }
         tracing::info!(folder = %folder.display(), items = listing.items.len(), "tokenizing");
         build(&listing, tokenizer, &folder, options, fingerprint, progress)?;
@@ -172,7 +175,7 @@ fn build(
         let reader = std::thread::Builder::new().name("corpus-reader".to_owned());
         let reader = reader.spawn_scoped(scope, move || read_all(listing, &sender));
         let reader = reader.map_err(Error::io("start a thread for", folder))?;
-        let consume = || -> Result<()> {
+        let mut consume = || -> Result<()> {
             while let Ok(batch) = receiver.recv() {
                 let batch: Batch = batch?;
                 (items, skipped) = (batch.items, batch.skipped);
@@ -252,9 +255,7 @@ struct Encoded {
 fn encode(tokenizer: &dyn Tokenizer, piece: Piece) -> Result<Encoded> {
     let text = match piece.text {
         Text::Plain(text) => text,
-        Text::JsonLine { bytes, line, field } => {
-            text_of_line(&bytes, &field, &piece.path, line)?.unwrap_or_default()
-        }
+        Text::JsonLine { bytes, line, field } => text_of_line(&bytes, &field, &piece.path, line)?.unwrap_or_default(),
     };
     let vocab_size = tokenizer.vocab_size();
     let wide = width(vocab_size) == 4;
@@ -289,7 +290,7 @@ fn encode(tokenizer: &dyn Tokenizer, piece: Piece) -> Result<Encoded> {
 
 /// Puts pieces together to documents, in a file that becomes part of the store when all is there.
 struct Writer {
-    file: NamedTempFile,
+    file: BufWriter<NamedTempFile>,
     /// Where each finished document begins, and where the last one ends.
     starts: Vec<u64>,
     tokens: u64,
@@ -300,8 +301,8 @@ struct Writer {
 
 impl Writer {
     fn new(folder: &Path, vocab_size: usize, max_bytes: u64) -> Result<Self> {
-        remove_partial(folder);
         let file = partial(folder).map_err(Error::io("write into", folder))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
         Ok(Self { file, starts: vec![0], tokens: 0, text_bytes: 0, max_bytes, width: width(vocab_size) })
     }
 
@@ -317,7 +318,7 @@ impl Writer {
     /// Breaks once there is enough text.
     fn append(&mut self, piece: &Encoded) -> Result<ControlFlow<()>> {
         debug_assert_eq!(piece.bytes.len() as u64, piece.tokens * self.width);
-        self.file.write_all(&piece.bytes).map_err(Error::io("write", self.file.path()))?;
+        self.file.write_all(&piece.bytes).map_err(Error::io("write", self.file.get_ref().path()))?;
         self.tokens += piece.tokens;
         self.text_bytes += piece.text_bytes;
         if !piece.last {
@@ -338,7 +339,7 @@ impl Writer {
             keep(file, &folder.join(name))
         };
         let done = || -> io::Result<()> {
-            keep(self.file, &folder.join(TOKENS))?;
+            keep(self.file.into_inner().map_err(io::IntoInnerError::into_error)?, &folder.join(TOKENS))?;
             write(INDEX, &|file| index::write(file, &self.starts))?;
             write(MANIFEST, &|file| Ok(serde_json::to_writer_pretty(file, manifest)?))
         };
@@ -360,7 +361,8 @@ fn keep(file: NamedTempFile, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what builders that were killed have left. That it fails is no reason to fail.
+/// Removes what builders that were killed have left; only the holder of the lock knows that they are gone. That it fails
+/// is no reason to fail.
 fn remove_partial(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(PARTIAL.as_bytes()) {

@@ -9,7 +9,9 @@ use tch::Tensor;
 use super::LlamaConfig;
 use crate::error::Context as _;
 use crate::feed_forward::exactly;
-use crate::{Attention, Batch, FeedForward, Layer, Linear, Parameter, Plain, Projection, Result, RmsNorm, Rope, Sdpa, Seam};
+use crate::{
+    Attention, Batch, FeedForward, Layer, Linear, Parameter, Plain, Projection, Result, RmsNorm, Rope, Sdpa, Seam,
+};
 
 /// Attention and feed-forward network, each behind a norm and added to the residual stream.
 #[derive(Debug)]
@@ -40,9 +42,8 @@ impl Block {
         let cut = |std| Distribution::TruncatedNormal { mean: 0.0, std, low: -2.0, high: 2.0 };
         let depth = if config.depth_init { index + 1 } else { config.n_layers };
         let (reads, writes) = (cut(0.02), cut(0.02 / (2.0 * depth as f64).sqrt()));
-        let projection = |part: &str, inputs, outputs, init| {
-            Projection::new(&format!("{name}.{part}"), inputs, outputs, init)
-        };
+        let projection =
+            |part: &str, inputs, outputs, init| Projection::new(&format!("{name}.{part}"), inputs, outputs, init);
         let linear = |projections| Box::new(Plain::new(projections)) as Box<dyn Linear>;
         let qkv = linear(vec![
             projection("attention.wq", dim, q, reads),

@@ -19,8 +19,7 @@ pub fn build(config: &LlamaConfig) -> Result<Model> {
     let head_init = normal_within(1.0 / (config.dim as f64).sqrt(), 3.0);
     // A tied table starts as a head, not as an embedding: unit variance would make the first logits as large as the
     // square root of the width.
-    let embedding_init =
-        if config.tied_embeddings { head_init } else { Distribution::Normal { mean: 0.0, std: 1.0 } };
+    let embedding_init = if config.tied_embeddings { head_init } else { Distribution::Normal { mean: 0.0, std: 1.0 } };
     let embedding = Embedding::new("tok_embeddings", config.vocab_size, config.dim, embedding_init);
     let mut output = Projection::new("output", config.dim, config.vocab_size, head_init);
     if config.tied_embeddings {

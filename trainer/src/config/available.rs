@@ -27,7 +27,11 @@ const UNAVAILABLE: &[Row] = &[
     ("model.converters", |c| has(&c.model.converters, "mx"), "microscaling formats"),
     ("checkpoint.enable", |c| c.checkpoint.enable, "checkpoints"),
     ("checkpoint.create_seed_checkpoint", |c| c.checkpoint.create_seed_checkpoint, "seed checkpoints"),
-    ("checkpoint.async_mode", |c| c.checkpoint.enable && c.checkpoint.async_mode != AsyncMode::Disabled, "saving while training"),
+    (
+        "checkpoint.async_mode",
+        |c| c.checkpoint.enable && c.checkpoint.async_mode != AsyncMode::Disabled,
+        "saving while training",
+    ),
     (
         "activation_checkpoint.mode",
         |c| c.activation_checkpoint.mode == CheckpointMode::MemoryBudget,

@@ -184,7 +184,8 @@ pub fn degrees(config: &Config, around: &Surroundings) -> Result<Degrees, Proble
     let words = if words.is_empty() { "all degrees are 1".to_owned() } else { words.join(" × ") };
     let verb = if shard.is_none() { "does not divide" } else { "is not" };
     let size = world.size;
-    let message = format!("the product of the degrees ({words}) is {product}, which {verb} the {size} ranks of {}", world.says);
+    let message =
+        format!("the product of the degrees ({words}) is {product}, which {verb} the {size} ranks of {}", world.says);
     let fits = match product / p.data_parallel_replicate_degree {
         rest if size.is_multiple_of(rest) => format!(", or set `{REPLICATE}` to {}", size / rest),
         _ => String::new(),
@@ -227,7 +228,8 @@ fn backend(config: &Config, around: &Surroundings, degrees: &Degrees, problems: 
     }
     let local = ranks.div_ceil(around.nodes.max(1));
     if around.cuda_devices > 0 && choice != BackendChoice::Fake && local > around.cuda_devices {
-        let message = format!("{local} ranks on this machine need a CUDA device each, and there are {}", around.cuda_devices);
+        let message =
+            format!("{local} ranks on this machine need a CUDA device each, and there are {}", around.cuda_devices);
         let problem = Problem::new(&["parallelism.data_parallel_replicate_degree"], message);
         problems.push(problem.help("start fewer ranks, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"));
     }
@@ -240,7 +242,8 @@ fn batch(config: &Config, degrees: &Degrees, problems: &mut Vec<Problem>) {
     let Some(pass) = local.checked_mul(ranks).filter(|pass| *pass > 0) else { return };
     if global > 0 && !global.is_multiple_of(pass) {
         let keys = ["training.global_batch_size", "training.local_batch_size"];
-        let message = format!("a global batch of {global} cannot be made of passes of {local} on {ranks} data-parallel ranks");
+        let message =
+            format!("a global batch of {global} cannot be made of passes of {local} on {ranks} data-parallel ranks");
         let (below, above) = (global / pass * pass, global.div_ceil(pass).saturating_mul(pass));
         let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
         problems.push(Problem::new(&keys, message).help(format!("multiples of {pass} fit: {near}")));
@@ -259,9 +262,11 @@ fn precision(config: &Config, problems: &mut Vec<Problem>) {
         let keys = ["training.mixed_precision_param", "training.dtype"];
         let (dtype, param) = (training.dtype, training.mixed_precision_param);
         let message = format!("parameters kept in {dtype} cannot be used in {param}");
-        let right = if training.dtype == Float32 { "\"float32\" or \"bfloat16\"".to_owned() } else { format!("\"{dtype}\"") };
+        let right =
+            if training.dtype == Float32 { "\"float32\" or \"bfloat16\"".to_owned() } else { format!("\"{dtype}\"") };
         let problem = Problem::new(&keys, message);
-        problems.push(problem.help(format!("set `training.mixed_precision_param` to {right}, or change `training.dtype`")));
+        problems
+            .push(problem.help(format!("set `training.mixed_precision_param` to {right}, or change `training.dtype`")));
     }
     let reduce = if training.dtype == Float64 { Float64 } else { Float32 };
     if training.mixed_precision_reduce != reduce {
@@ -270,13 +275,21 @@ fn precision(config: &Config, problems: &mut Vec<Problem>) {
             "gradients of parameters kept in {} are summed over ranks in {reduce}, not in {}",
             training.dtype, training.mixed_precision_reduce
         );
-        problems.push(Problem::new(&keys, message).help(format!("set `training.mixed_precision_reduce` to \"{reduce}\"")));
+        problems
+            .push(Problem::new(&keys, message).help(format!("set `training.mixed_precision_reduce` to \"{reduce}\"")));
     }
 }
 
 /// The kinds of corpus, and whether each needs a path.
-pub(crate) const DATASETS: &[(&str, bool)] =
-    &[("cargo", false), ("text", true), ("jsonl", true), ("parquet", true), ("c4", true), ("c4_test", true), ("c4_validation", true)];
+pub(crate) const DATASETS: &[(&str, bool)] = &[
+    ("cargo", false),
+    ("text", true),
+    ("jsonl", true),
+    ("parquet", true),
+    ("c4", true),
+    ("c4_test", true),
+    ("c4_validation", true),
+];
 
 fn data(config: &Config, problems: &mut Vec<Problem>) {
     let training = &config.training;
@@ -303,6 +316,7 @@ fn corpus(section: &str, dataset: &str, path: Option<&str>, alone: bool, problem
     if !needs_path && path.is_some() && alone {
         let message = format!("the dataset `{dataset}` is on every machine, and takes no path");
         let problem = Problem::new(&[&path_key, &dataset_key], message);
-        problems.push(problem.help("set `training.dataset` to \"text\", \"jsonl\" or \"parquet\" for files of your own"));
+        problems
+            .push(problem.help("set `training.dataset` to \"text\", \"jsonl\" or \"parquet\" for files of your own"));
     }
 }

@@ -34,37 +34,37 @@ pub struct Loaded {
     pub config: Config,
     /// Mistakes of reading: unknown keys, wrong types, broken TOML.
     pub problems: Vec<Problem>,
-    /// The file's name, and its text.
-    pub source: Option<(String, String)>,
+    /// The name that the file goes by.
+    pub name: String,
+    /// What it says.
+    pub text: String,
     origins: BTreeMap<String, Origin>,
 }
 
 impl Loaded {
-    /// Reads a file, if there is one, and the overrides of the command line over it.
+    /// Reads a file, and the overrides of the command line over it.
     ///
     /// # Errors
     /// When the file cannot be read as text. All other mistakes are in [`problems`](Self::problems).
-    pub fn load(path: Option<&Path>, overrides: &[Flag]) -> Result<Self, LoadError> {
-        let Some(path) = path else { return Ok(Self::from_text(None, overrides)) };
+    pub fn load(path: &Path, overrides: &[Flag]) -> Result<Self, LoadError> {
         let name = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|source| LoadError::Read { path: name.clone(), source })?;
         let text = String::from_utf8(bytes).map_err(|error| LoadError::NotText {
             path: name.clone(),
             valid_up_to: error.utf8_error().valid_up_to(),
         })?;
-        Ok(Self::from_text(Some((name, text)), overrides))
+        Ok(Self::from_text(&name, &text, overrides))
     }
 
-    /// The same for a text that is already here, with the name it goes by.
-    pub fn from_text(source: Option<(String, String)>, overrides: &[Flag]) -> Self {
-        let text = source.as_ref().map_or("", |(_, text)| text);
+    /// The same for a text that is already here, with the name it goes by in messages.
+    pub fn from_text(name: &str, text: &str, overrides: &[Flag]) -> Self {
         let (mut table, mut problems) = tree::parse(text);
         renamed::apply(&mut table, &mut problems);
         read::refuse_unknown(&mut table, &mut problems);
         flags::apply(&mut table, overrides, &mut problems);
         let config = read::typed(&mut table, &mut problems);
         let origins = tree::origins(&table);
-        let mut loaded = Self { config, problems: Vec::new(), source, origins };
+        let mut loaded = Self { config, problems: Vec::new(), name: name.to_owned(), text: text.to_owned(), origins };
         loaded.problems = loaded.place(problems);
         loaded
     }

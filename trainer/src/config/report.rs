@@ -28,16 +28,15 @@ impl Reporter {
             .width(self.width)
             .context_lines(0)
             .build();
-        let source = loaded.source.as_ref().map(|(name, text)| NamedSource::new(name, text.clone()));
+        let source = NamedSource::new(&loaded.name, loaded.text.clone());
         let mut out = String::new();
         for problem in problems {
-            let located = Located { problem, source: source.as_ref() };
+            let located = Located { problem, source: &source };
             out.push_str(Rendered(&handler, &located).to_string().trim_start_matches('\n'));
             out.push('\n');
         }
-        let name = loaded.source.as_ref().map_or("the command line", |(name, _)| name);
         let count = problems.len();
-        out.push_str(&format!("{count} {} in {name}\n", if count == 1 { "mistake" } else { "mistakes" }));
+        out.push_str(&format!("{count} {} in {}\n", if count == 1 { "mistake" } else { "mistakes" }, loaded.name));
         out
     }
 }
@@ -46,7 +45,7 @@ impl Reporter {
 #[derive(Debug)]
 struct Located<'a> {
     problem: &'a Problem,
-    source: Option<&'a NamedSource<String>>,
+    source: &'a NamedSource<String>,
 }
 
 impl Located<'_> {
@@ -81,8 +80,7 @@ impl Diagnostic for Located<'_> {
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
         let in_file = |(_, origin): &(String, Origin)| matches!(origin, Origin::File(_));
-        let source = self.source.map(|source| source as &dyn SourceCode);
-        source.filter(|_| self.problem.places.iter().any(in_file))
+        self.problem.places.iter().any(in_file).then_some(self.source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {

@@ -63,7 +63,7 @@ mod tests {
         config.model.converters.0 = vec!["a \"quoted\" name".into()];
         config.parallelism.module_fqns_per_model_part = Some(vec![vec!["layers.0".into()], vec![]]);
         let text = show(&config);
-        let loaded = Loaded::from_text(Some(("shown".into(), text)), &[]);
+        let loaded = Loaded::from_text("shown", &text, &[]);
         assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
         assert_eq!(loaded.config, config);
     }
@@ -73,7 +73,10 @@ mod tests {
         let text = show(&Config::default());
         for path in section::paths() {
             let name = path.rsplit('.').next().unwrap();
-            assert!(text.lines().any(|line| line.starts_with(&format!("{name} = ")) || line == format!("# {name} is not set")));
+            assert!(
+                text.lines()
+                    .any(|line| line.starts_with(&format!("{name} = ")) || line == format!("# {name} is not set"))
+            );
             assert!(!section::find(&path).unwrap().doc.is_empty(), "{path} has no comment");
         }
     }

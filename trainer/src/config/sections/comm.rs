@@ -10,7 +10,8 @@ section! {
         /// NCCL between them. "fake": one rank of many, whose collectives are recorded and not carried out. "auto":
         /// threads for a mesh of CPUs on one machine, processes otherwise.
         pub backend: BackendChoice = BackendChoice::Auto,
-        /// Seconds that a collective may take until the first step is done.
+        /// Seconds that a collective may take until the first step is done. The longer of the two timeouts holds for the
+        /// whole run.
         pub init_timeout_seconds: u64 = 300,
         /// Seconds that a collective may take after that.
         pub train_timeout_seconds: u64 = 100,

@@ -1,0 +1,16 @@
+#pragma once
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace gloo::rendezvous {
+// c10d overrides these, so their order is that of Gloo's own table of virtual functions.
+class Store {
+ public:
+  virtual ~Store();
+  virtual void set(const std::string& key, const std::vector<char>& data) = 0;
+  virtual std::vector<char> get(const std::string& key) = 0;
+  virtual void wait(const std::vector<std::string>& keys) = 0;
+  virtual void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) = 0;
+};
+} // namespace gloo::rendezvous

@@ -1,0 +1,138 @@
+//! Cross-entropy of logits split by the vocabulary, which never lie whole on any rank (Shoeybi et al. 2019).
+
+use ferrotitan_comm::{Group, ReduceOp};
+use ferrotitan_ext::BoxError;
+use ferrotitan_ext::autograd::{self, Context, Function};
+use ferrotitan_nn::{Error, IGNORE_INDEX, Linear, Loss, Result, loss_by_chunk};
+use tch::{Kind, Tensor};
+
+use crate::crossing::Residual;
+use crate::embedding::check_ids;
+use crate::error::{Context as _, carried};
+use crate::shares::share;
+
+/// The sum of the cross-entropies of `tokens` tokens, the same on every rank of `group`: a scalar in the dtype of
+/// `logits`, differentiable in them.
+///
+/// `logits` `[tokens, own]`, fp32 or fp64, are those of this rank's balanced share of the `vocabulary` (as
+/// `mesh::Parts::Even` deals it). `labels` `[tokens]`, int64, are the same on every rank; [`IGNORE_INDEX`] has no loss.
+/// Forward sends three numbers a token in all-reduces: the maximum, the label's logit and the sum of exponentials.
+/// Backward sends nothing.
+///
+/// # Errors
+/// When the shapes do not fit, a label lies outside the vocabulary (noticed on the CPU), or a collective fails.
+pub fn vocabulary_cross_entropy(logits: &Tensor, labels: &Tensor, vocabulary: usize, group: &Group) -> Result<Tensor> {
+    let own = share(vocabulary, group.rank(), group.size());
+    if logits.size() != [labels.numel() as i64, own.len() as i64] || labels.dim() != 1 {
+        return Err(Error::Shape {
+            module: "vocabulary cross-entropy",
+            got: format!("logits {:?} and labels {:?}", logits.size(), labels.size()),
+            expected: format!("[tokens, {}] and [tokens]", own.len()),
+        });
+    }
+    check_ids(labels, vocabulary, Some(IGNORE_INDEX))?;
+    let start = own.start as i64;
+    let mut outputs = autograd::apply(CrossEntropy { labels: labels.shallow_clone(), start, group: group.clone() }, &[logits])?;
+    outputs.pop().ok_or_else(|| Error::Config("the loss gave no output".into()))
+}
+
+struct CrossEntropy {
+    labels: Tensor,
+    /// The token of the first of this rank's logits.
+    start: i64,
+    group: Group,
+}
+
+impl CrossEntropy {
+    /// The sum of the losses, and its gradient in the logits.
+    fn compute(&self, logits: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (tokens, own) = logits.size2().context("loss")?;
+        let reduce = |tensor: &Tensor, how| self.group.all_reduce_start(tensor, how).map_err(carried("loss"));
+        let highest = match own {
+            0 => Tensor::f_full([tokens], f64::NEG_INFINITY, (logits.kind(), logits.device())),
+            _ => logits.f_amax(1, false),
+        };
+        let highest = reduce(&highest.context("loss")?, ReduceOp::Max)?;
+        // The label's logit is one rank's; it travels under the maximum.
+        let label = self.labels.f_sub_scalar(self.start).context("loss")?;
+        let here = label.f_ge(0).and_then(|from| from.f_logical_and(&label.f_lt(own)?)).context("loss")?;
+        let index = label.f_masked_fill(&here.logical_not(), 0).and_then(|label| label.f_unsqueeze(1)).context("loss")?;
+        let picked = match own {
+            0 => Tensor::f_zeros([tokens], (logits.kind(), logits.device())),
+            _ => logits.f_gather(1, &index, false).and_then(|z| z.f_squeeze_dim(1)?.f_masked_fill(&here.logical_not(), 0.0)),
+        };
+        let picked = reduce(&picked.context("loss")?, ReduceOp::Sum)?;
+
+        let highest = highest.wait().map_err(carried("loss"))?;
+        let mut gradient = logits.f_sub(&highest.unsqueeze(1)).and_then(|mut z| z.f_exp_()).context("loss")?;
+        let sum = gradient.f_sum_dim_intlist(1, false, logits.kind()).context("loss")?;
+        let sum = reduce(&sum, ReduceOp::Sum)?.wait().map_err(carried("loss"))?;
+        let picked = picked.wait().map_err(carried("loss"))?;
+
+        let finish = || {
+            let ignored = self.labels.f_eq(IGNORE_INDEX)?;
+            let losses = sum.f_log()?.f_add(&highest)?.f_sub(&picked)?.f_masked_fill(&ignored, 0.0)?;
+            gradient = gradient.f_div_(&sum.f_unsqueeze(1)?)?;
+            if own > 0 {
+                let one = here.f_to_kind(logits.kind())?.f_neg()?.f_unsqueeze(1)?;
+                gradient = gradient.f_scatter_add_(1, &index, &one)?;
+            }
+            gradient = gradient.f_masked_fill_(&ignored.f_unsqueeze(1)?, 0.0)?;
+            Ok((losses.f_sum(logits.kind())?, gradient))
+        };
+        finish().context("loss")
+    }
+}
+
+impl Function for CrossEntropy {
+    fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
+        let (loss, gradient) = self.compute(&inputs[0])?;
+        context.save(&[gradient]);
+        Ok(vec![loss])
+    }
+
+    fn backward(
+        &mut self,
+        context: &mut Context,
+        upstream: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, BoxError> {
+        let Some(Some(scale)) = upstream.into_iter().next() else { return Ok(vec![None]) };
+        Ok(vec![Some(context.saved()?[0].f_mul(&scale)?)])
+    }
+}
+
+/// The loss seam over a head split by the vocabulary, a chunk of tokens at a time.
+#[derive(Debug)]
+pub(crate) struct VocabularyCrossEntropy {
+    residual: Residual,
+    /// How many logits a rank holds at most. At least one token's are.
+    logits: usize,
+}
+
+impl VocabularyCrossEntropy {
+    pub(crate) fn new(residual: Residual, logits: usize) -> Self {
+        Self { residual, logits }
+    }
+}
+
+impl Loss for VocabularyCrossEntropy {
+    fn forward(&mut self, hidden: &Tensor, head: &dyn Linear, labels: &Tensor) -> Result<Tensor> {
+        let [projection] = head.projections() else {
+            return Err(Error::Shape {
+                module: "vocabulary cross-entropy",
+                got: format!("{} projections", head.projections().len()),
+                expected: "1".into(),
+            });
+        };
+        let vocabulary = projection.weight.layout().shape()[0];
+        let group = self.residual.group();
+        // By the largest share, so that all ranks cut the same chunks.
+        let chunk = self.logits / vocabulary.div_ceil(group.size()).max(1);
+        let hidden = self.residual.crossing().enter_autograd(hidden)?;
+        loss_by_chunk(&hidden, head, labels, chunk, |hidden, labels| {
+            let logits = projection.forward(hidden)?;
+            let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+            vocabulary_cross_entropy(&logits.f_to_kind(kind).context("loss")?, labels, vocabulary, group)
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! The progress bar, with the time left; on a terminal alone.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The bar of this process, above which log lines are written.
+static CURRENT: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// A progress bar over the steps of a run. Lines that are written while it is shown stand above it. Where standard error
+/// is no terminal, there is nothing to see.
+#[derive(Debug)]
+pub struct Bar {
+    bar: ProgressBar,
+}
+
+impl Bar {
+    /// A bar of so many steps, of which so many are done.
+    pub fn new(steps: u64, done: u64) -> Self {
+        // Twice a second: what is redrawn oftener flickers, and costs time.
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(2));
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} steps, {eta_precise} left") {
+            bar.set_style(style);
+        }
+        bar.set_position(done);
+        bar.reset_eta();
+        *current() = Some(bar.clone());
+        Self { bar }
+    }
+
+    /// So many steps are done.
+    pub fn set(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        *current() = None;
+        self.bar.finish_and_clear();
+    }
+}
+
+fn current() -> MutexGuard<'static, Option<ProgressBar>> {
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes to the terminal with the bar out of the way, if there is one.
+///
+/// # Errors
+/// What `write` fails with.
+pub fn above_bar<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let bar = current().clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}

@@ -1,0 +1,72 @@
+//! What the first rank tells of a run.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use ferrotitan_comm::DeviceMesh;
+use ferrotitan_ext::{cuda, memory};
+use ferrotitan_mesh::Mesh as _;
+use ferrotitan_nn::Parameter;
+
+use crate::metrics::{
+    Bar, Console, Cost, JsonLines, Memory, Metrics, StepMetrics, above_bar, peak_tflops, wants_color,
+};
+use crate::plan::Plan;
+
+/// The console, `metrics.jsonl` and the progress bar of a run.
+#[derive(Debug)]
+pub(super) struct Report {
+    metrics: Metrics,
+    bar: Bar,
+}
+
+impl Report {
+    /// Begins to tell.
+    pub(super) fn begin(plan: &Plan, mesh: &DeviceMesh, parameters: &[Parameter]) -> anyhow::Result<Self> {
+        let mut held = 0;
+        for parameter in parameters {
+            held += parameter.local()?.numel();
+        }
+        tracing::info!(
+            "{} parameters, {held} of them on this rank of {}; {} sequences of {} tokens a step",
+            plan.model.parameters(),
+            mesh.world_size(),
+            plan.data.global_batch,
+            plan.data.seq_len,
+        );
+        let device = cuda::device_name(mesh.device());
+        let cost = Cost {
+            flops_per_token: plan.metrics.flops_per_token,
+            convention: plan.metrics.convention,
+            peak_tflops: plan.metrics.peak_tflops.or_else(|| peak_tflops(&device?)),
+            ranks: mesh.world_size(),
+        };
+        let color = !plan.metrics.plain && wants_color(std::io::stdout().is_terminal());
+        let console = Console::new(plan.metrics.log_freq, color, print);
+        let metrics = Metrics::new(cost).to(console).to(JsonLines::create(&plan.dump_folder)?);
+        Ok(Self { metrics, bar: Bar::new(plan.steps, 0) })
+    }
+
+    /// Tells of something else.
+    pub(super) fn line(&self, line: &str) -> anyhow::Result<()> {
+        Ok(print(line)?)
+    }
+
+    /// Tells of a step.
+    pub(super) fn step(&mut self, step: &StepMetrics) -> anyhow::Result<()> {
+        self.metrics.log(step)?;
+        self.bar.set(step.step);
+        Ok(())
+    }
+}
+
+fn print(line: &str) -> std::io::Result<()> {
+    above_bar(|| writeln!(std::io::stdout().lock(), "{line}"))
+}
+
+/// The most memory that this rank's device has had in use; on a CPU, that this process has.
+pub(super) fn peak_memory(mesh: &DeviceMesh) -> Memory {
+    match cuda::memory_stats(mesh.device()) {
+        Some(stats) => Memory { bytes: stats.peak_reserved as u64, capacity: None },
+        None => Memory { bytes: memory::peak_rss().unwrap_or(0), capacity: None },
+    }
+}

@@ -1,0 +1,73 @@
+//! One optimizer step.
+
+use anyhow::{bail, ensure};
+use ferrotitan_comm::{DeviceMesh, ReduceOp};
+use ferrotitan_data as data;
+use ferrotitan_mesh::View;
+use ferrotitan_nn::{Batch, Documents, Model, Parameter};
+use ferrotitan_optim::{AdamW, NormKind, clip_gradients, gradient_norm};
+use tch::{Device, Tensor};
+
+use super::gradients;
+use crate::config::sections::AttnMask;
+use crate::plan::Plan;
+
+/// What a step came to, the same on every rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    /// Mean loss of the valid tokens of the global batch.
+    pub loss: f64,
+    /// Global norm of the gradients before clipping.
+    pub gradient_norm: f64,
+}
+
+/// Runs one step over this rank's share of the global batch, and updates the parameters by the learning rate's `factor`.
+pub(super) fn step(
+    plan: &Plan,
+    mesh: &DeviceMesh,
+    model: &mut Model,
+    parameters: &[Parameter],
+    optimizer: &mut AdamW,
+    share: &data::Batch,
+    factor: f64,
+) -> anyhow::Result<Outcome> {
+    // Counted over all ranks and microbatches before the first forward pass: the one divisor of the step.
+    let tokens = mesh.group(View::BATCH)?.all_reduce_scalar(share.valid_tokens() as f64, ReduceOp::Sum)?;
+    ensure!(tokens > 0.0, "no token of the batch {:?} has a label", share.samples);
+    let mut local = 0.0;
+    for start in (0..share.batch).step_by(plan.data.local_batch) {
+        let rows = share.rows(start..start + plan.data.local_batch)?;
+        let sum = model.forward(&batch(&rows, plan.attn_mask, mesh.device())?)?;
+        (&sum / tokens).f_backward()?;
+        local += sum.detach().double_value(&[]);
+    }
+    gradients::reduce(parameters, plan.precision.reduce.kind(), mesh)?;
+    let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)? / tokens;
+    let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
+    // Both are sums over all ranks, so either every rank stops here or none does.
+    if !(loss.is_finite() && norm.is_finite()) {
+        bail!(
+            "the loss is {loss} and the gradient norm {norm} on samples {:?}; no parameter was updated. A lower \
+             optimizer.lr, a longer lr_scheduler.warmup_steps or a wider training.mixed_precision_param may help",
+            share.samples
+        );
+    }
+    if let Some(max_norm) = plan.max_norm {
+        clip_gradients(parameters, norm, max_norm)?;
+    }
+    optimizer.step(factor)?;
+    optimizer.clear_gradients()?;
+    Ok(Outcome { loss, gradient_norm: norm })
+}
+
+/// A rank's rows as a batch of the model.
+pub(super) fn batch(rows: &data::Batch, mask: AttnMask, device: Device) -> anyhow::Result<Batch> {
+    let shape = [rows.batch as i64, rows.seq_len as i64];
+    let matrix = |values: &[i64]| Tensor::from_slice(values).view(shape).to_device(device);
+    let mut batch = Batch::new(matrix(&rows.tokens), Some(matrix(&rows.labels)))?;
+    if mask == AttnMask::BlockCausal {
+        batch.positions = matrix(&rows.positions);
+        batch.documents = Some(Documents::from_ids(&rows.documents, rows.seq_len)?);
+    }
+    Ok(batch)
+}
