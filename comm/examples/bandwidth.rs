@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use ferrotitan_comm::mesh::{Degrees, Mesh};
+use ferrotitan_comm::mesh::Degrees;
 use ferrotitan_comm::tch::{Kind, Tensor};
 use ferrotitan_comm::{Error, Group, ReduceOp, threads};
 

@@ -103,14 +103,25 @@ impl Group {
     }
 
     /// [`Group::reduce_scatter_uneven`], pending.
-    pub fn reduce_scatter_uneven_start(&self, tensor: &Tensor, axis: usize, sizes: &[usize]) -> Result<Pending<Tensor>> {
+    pub fn reduce_scatter_uneven_start(
+        &self,
+        tensor: &Tensor,
+        axis: usize,
+        sizes: &[usize],
+    ) -> Result<Pending<Tensor>> {
         let cut = self.whole_cut(Op::ReduceScatter, &tensor.size(), axis, sizes)?;
         self.scatter(tensor, cut)
     }
 
     /// [`Group::reduce_scatter_uneven`] into `output`, a contiguous tensor of the result's shape and kind. Autograd is
     /// not told of the change. A group of size 1 copies.
-    pub fn reduce_scatter_into(&self, output: &mut Tensor, tensor: &Tensor, axis: usize, sizes: &[usize]) -> Result<()> {
+    pub fn reduce_scatter_into(
+        &self,
+        output: &mut Tensor,
+        tensor: &Tensor,
+        axis: usize,
+        sizes: &[usize],
+    ) -> Result<()> {
         self.reduce_scatter_into_start(output, tensor, axis, sizes)?.wait()
     }
 

@@ -142,7 +142,10 @@ mod tests {
             after: Duration::from_millis(1500),
         };
         let told = error(vec![1, 3]).to_string();
-        assert!(told.starts_with("all-gather in group tp on rank 2: gave up after 1.5 s waiting for ranks 1, 3"), "{told}");
+        assert!(
+            told.starts_with("all-gather in group tp on rank 2: gave up after 1.5 s waiting for ranks 1, 3"),
+            "{told}"
+        );
         assert!(error(vec![7]).to_string().contains("waiting for rank 7;"));
         assert!(error(vec![]).to_string().contains("waiting for another rank;"));
     }

@@ -216,8 +216,10 @@ impl Group {
         let length = self.axis_length(op, shape, axis)?;
         let cut = self.cut(op, axis, sizes)?;
         if cut.total() != length {
-            let reason =
-                format!("the sizes {sizes:?} add up to {}, but axis {axis} of shape {shape:?} is {length}", cut.total());
+            let reason = format!(
+                "the sizes {sizes:?} add up to {}, but axis {axis} of shape {shape:?} is {length}",
+                cut.total()
+            );
             return Err(self.members().argument(op, reason));
         }
         Ok(cut)
@@ -263,7 +265,8 @@ impl Group {
         let rank = self.rank();
         if split.sizes[rank] != concat.sizes[rank] {
             let (leaving, staying) = (split.sizes[rank], concat.sizes[rank]);
-            let reason = format!("the part that stays on this rank is {leaving} in split_sizes, {staying} in concat_sizes");
+            let reason =
+                format!("the part that stays on this rank is {leaving} in split_sizes, {staying} in concat_sizes");
             return Err(self.members().argument(op, reason));
         }
         Ok((split, concat))
@@ -272,7 +275,8 @@ impl Group {
     /// One size per rank along `axis`, whatever they add up to.
     pub(crate) fn cut(&self, op: Op, axis: usize, sizes: &[usize]) -> Result<Cut> {
         if sizes.len() != self.size() {
-            let reason = format!("{} sizes were given for a group of {} ranks: give one a rank", sizes.len(), self.size());
+            let reason =
+                format!("{} sizes were given for a group of {} ranks: give one a rank", sizes.len(), self.size());
             return Err(self.members().argument(op, reason));
         }
         let sizes = sizes.iter().map(|&size| i64::try_from(size)).collect::<Result<Vec<_>, _>>();

@@ -26,16 +26,8 @@ pub enum Op {
 
 impl Op {
     /// Every operation, in a fixed order.
-    pub const ALL: [Op; 8] = [
-        Op::AllReduce,
-        Op::AllGather,
-        Op::ReduceScatter,
-        Op::AllToAll,
-        Op::Broadcast,
-        Op::Send,
-        Op::Recv,
-        Op::Barrier,
-    ];
+    pub const ALL: [Op; 8] =
+        [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Broadcast, Op::Send, Op::Recv, Op::Barrier];
 
     /// The name that messages, metrics and traces use.
     pub const fn name(self) -> &'static str {

@@ -40,7 +40,7 @@ impl Ranks for Gloo {
     }
 
     fn short(&self) -> Duration {
-        Duration::from_secs(2)
+        Duration::from_secs(1)
     }
 
     fn detects_mismatch(&self) -> bool {

@@ -118,7 +118,7 @@ impl Ranks for Processes {
     }
 
     fn short(&self) -> Duration {
-        Duration::from_secs(3)
+        Duration::from_secs(1)
     }
 
     fn detects_mismatch(&self) -> bool {
@@ -164,6 +164,26 @@ fn a_world_is_found_through_the_environment() {
 }
 
 #[test]
+fn a_failed_process_tells_the_others_why() {
+    let size = 3;
+    if let Some(codes) = ranks("a_failed_process_tells_the_others_why", size) {
+        assert_eq!(codes, vec![Some(0); size]);
+        return;
+    }
+    let options = processes::Options { device: Some(Device::Cpu), ..processes::Options::default() };
+    let begun = Instant::now();
+    let ran = processes::run(Degrees { dp_shard: size, ..Degrees::default() }, &options, |mesh| match mesh.rank() {
+        // The rank that serves the store.
+        0 => Err("no more paper".to_owned()),
+        // Each waits for the other, so that no connection of theirs breaks by itself.
+        rank => mesh.world().recv(&[1], Kind::Float, 3 - rank).map(drop).map_err(|error| error.to_string()),
+    });
+    let told = ran.unwrap_err().to_string();
+    assert!(told.contains("no more paper") && (told.starts_with("rank 0") || told.contains("rank 0 failed")), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
+}
+
+#[test]
 fn a_killed_process_ends_the_waiting_of_the_others() {
     let size = 3;
     if let Some(codes) = ranks("a_killed_process_ends_the_waiting_of_the_others", size) {
@@ -186,6 +206,7 @@ fn a_killed_process_ends_the_waiting_of_the_others() {
     let begun = Instant::now();
     let waited = group.all_reduce(&Tensor::ones([1000], (Kind::Float, Device::Cpu)), ReduceOp::Sum);
     assert!(matches!(waited, Err(Error::PeerFailed { .. })), "{waited:?}");
+    mesh.fail("another rank is gone");
     assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?}", begun.elapsed());
     // The store is in rank 0's process.
     thread::sleep(Duration::from_millis(if mesh.rank() == 0 { 2500 } else { 0 }));

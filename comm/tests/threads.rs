@@ -207,11 +207,16 @@ fn the_recorder_counts_what_was_called() {
         let unfinished = mesh.recorder().since(mark)[0].finished.is_none();
         let whole = pending.wait()?;
         let _ = fsdp.reduce_scatter(&whole, 0)?;
-        if fsdp.rank() == 0 { fsdp.send(&own, 1)? } else { drop(fsdp.recv(&[6, 2], Kind::Float, 0)?) }
+        if fsdp.rank() == 0 {
+            fsdp.send(&own, 1)?
+        } else {
+            drop(fsdp.recv(&[6, 2], Kind::Float, 0)?)
+        }
         // Groups of size 1 do nothing.
         mesh.group(View::CP)?.barrier()?;
         let _ = mesh.group(View::PP)?.all_reduce(&own, ReduceOp::Sum)?;
-        let bytes = (mesh.recorder().total("tp", Op::AllGather).bytes, mesh.recorder().total("fsdp", Op::ReduceScatter).bytes);
+        let bytes =
+            (mesh.recorder().total("tp", Op::AllGather).bytes, mesh.recorder().total("fsdp", Op::ReduceScatter).bytes);
         Ok((mesh.rank(), unfinished, bytes, mesh.recorder().since(mark)))
     });
     for (rank, unfinished, bytes, events) in events.unwrap() {
@@ -228,7 +233,10 @@ fn the_recorder_counts_what_was_called() {
 #[test]
 fn bad_degrees_are_refused() {
     let degrees = Degrees { tp: 0, ..Degrees::default() };
-    assert!(matches!(threads::run(degrees, &options(Duration::from_secs(1)), |_| Ok::<_, Error>(())), Err(Error::Mesh(_))));
+    assert!(matches!(
+        threads::run(degrees, &options(Duration::from_secs(1)), |_| Ok::<_, Error>(())),
+        Err(Error::Mesh(_))
+    ));
 }
 
 #[test]

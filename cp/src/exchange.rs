@@ -117,7 +117,8 @@ pub(crate) fn scatter(out_bhsk: &Tensor, heads: &Heads, plan: &Plan, group: &Gro
     let packed = plan.sharding.to_ranks(&in_order, 0)?;
     let arrived = group.all_to_all_uneven(&packed, 0, 1, &plan.sharding.lengths(), &heads.query_sizes())?;
     drop(packed);
-    batch_first(&arrived, out_bhsk.kind())
+    let turned = arrived.f_permute([2, 0, 1, 3]).and_then(|out| out.f_contiguous());
+    turned.context("unpacking heads")
 }
 
 /// The gradients of this rank's queries, keys and values, `[b, s, heads, k]`, from that of its output `[b, s, h, k]`.
@@ -161,27 +162,25 @@ pub(crate) fn backward(
 
 /// Takes the ranks' gradients `[s, heads, b, k]` apart, and adds those of the same head.
 fn own_gradients(arrived: &Tensor, heads: &Heads, kind: Kind) -> Result<[Tensor; 3]> {
-    let last = |parts: &[Range<i64>]| parts.iter().map(|part| part.end).max().unwrap_or(0);
-    let zeros = |count| {
+    let arrived = arrived.f_permute([2, 0, 1, 3]).context("unpacking heads")?;
+    let sum_of = |index: usize| {
+        let parts = |rank: usize| [&heads.queries[rank], &heads.keys[rank], &heads.keys[rank]];
+        let ranks = heads.queries.len();
         let mut shape = arrived.size();
-        shape[1] = count;
-        Tensor::f_zeros(shape, (arrived.kind(), arrived.device()))
-    };
-    let sum = || {
-        let (queries, keys) = (last(&heads.queries), last(&heads.keys));
-        let sums = [zeros(queries)?, zeros(keys)?, zeros(keys)?];
+        shape[2] = (0..ranks).map(|rank| parts(rank)[index].end).max().unwrap_or(0);
+        let sum = Tensor::f_zeros(shape, (arrived.kind(), arrived.device()))?;
         let mut start = 0;
-        for (queries, keys) in heads.queries.iter().zip(&heads.keys) {
-            for (sum, part) in sums.iter().zip([queries, keys, keys]) {
-                let arrived = arrived.f_narrow(1, start, length(part))?;
-                let _ = sum.f_narrow(1, part.start, length(part))?.f_add_(&arrived)?;
-                start += length(part);
-            }
+        for rank in 0..ranks {
+            let parts = parts(rank);
+            let before: i64 = parts[..index].iter().copied().map(length).sum();
+            let arrived = arrived.f_narrow(2, start + before, length(parts[index]))?;
+            let _ = sum.f_narrow(2, parts[index].start, length(parts[index]))?.f_add_(&arrived)?;
+            start += parts.into_iter().map(length).sum::<i64>();
         }
-        Ok(sums)
+        sum.f_to_kind(kind)
     };
-    let [q, k, v] = sum().context("adding gradients of heads")?;
-    Ok([batch_first(&q, kind)?, batch_first(&k, kind)?, batch_first(&v, kind)?])
+    let sum_of = |index| sum_of(index).context("adding gradients of heads");
+    Ok([sum_of(0)?, sum_of(1)?, sum_of(2)?])
 }
 
 /// The sum over the query heads that one key-value head was copied for.
@@ -199,12 +198,6 @@ fn over_heads(x_bhsk: &Tensor, served_by: Option<&[i64]>, count: i64) -> std::re
 /// `[b, s, heads, k]` as `[s, heads, b, k]`.
 fn tokens_first(x: &Tensor) -> std::result::Result<Tensor, tch::TchError> {
     x.f_permute([1, 2, 0, 3])
-}
-
-/// `[s, heads, b, k]` as `[b, s, heads, k]`, contiguous.
-fn batch_first(x: &Tensor, kind: Kind) -> Result<Tensor> {
-    let turn = || x.f_permute([2, 0, 1, 3])?.f_to_kind(kind)?.f_contiguous();
-    turn().context("unpacking heads")
 }
 
 fn length(range: &Range<i64>) -> i64 {

@@ -217,10 +217,10 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         match self.raw {
             None => Ok(()),
-            // SAFETY: the event is live.
-            Some(raw) => {
-                ffi::call("event synchronize", |failure| unsafe { ffi::ft_cuda_event_synchronize(raw, failure) })
-            }
+            Some(raw) => ffi::call("event synchronize", |failure| {
+                // SAFETY: the event is live.
+                unsafe { ffi::ft_cuda_event_synchronize(raw, failure) }
+            }),
         }
     }
 

@@ -119,11 +119,11 @@ proptest! {
         let (ours, theirs) = (&x * 0.5, &x * 0.5);
         for _ in 0..uses {
             let out = product(&ours, &w);
-            loss = loss + out[0].sin().sum(Kind::Double);
-            want = want + (theirs.matmul(&w) * 3.0).sin().sum(Kind::Double);
+            loss += out[0].sin().sum(Kind::Double);
+            want += (theirs.matmul(&w) * 3.0).sin().sum(Kind::Double);
             if with_z {
-                loss = loss + (&out[1] * &ours).sum(Kind::Double);
-                want = want + (theirs.square() * &theirs).sum(Kind::Double);
+                loss += (&out[1] * &ours).sum(Kind::Double);
+                want += (theirs.square() * &theirs).sum(Kind::Double);
             }
         }
         prop_assert!(distance(&loss, &want) < 1e-12);
@@ -186,6 +186,24 @@ fn undefined_gradients_can_be_materialized() {
         autograd::backward(&[out[0].sum(Kind::Double)], &[], false).unwrap();
     }
     assert!(distance(&x.grad(), &Tensor::full([2], 2.0, F64)) < 1e-12);
+}
+
+#[test]
+fn an_output_may_be_an_input() {
+    // As where a layer's input is shared out and its gradient summed over ranks.
+    let x = leaf(&[3]);
+    let y = &x * 2.0;
+    let pass = |input: &Tensor| {
+        let function = closures(
+            |_, inputs| Ok(vec![inputs[0].shallow_clone()]),
+            |_, grads| Ok(vec![grads[0].as_ref().map(|grad| grad * 10.0)]),
+        );
+        autograd::apply(function, &[input]).unwrap().remove(0)
+    };
+    let (from_leaf, from_node) = (pass(&x), pass(&y));
+    assert!(!from_leaf.is_leaf() && from_node.equal(&y));
+    autograd::backward(&[(from_leaf + from_node + &y).sum(Kind::Double)], &[], false).unwrap();
+    assert!(distance(&x.grad(), &Tensor::full([3], 32.0, F64)) < 1e-12);
 }
 
 #[test]

@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::env;
-use std::process::{Command, Stdio};
+use std::process::{Command, Stdio, exit};
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ferrotitan_ext::autograd;
@@ -55,7 +57,8 @@ impl Training {
         let how = Materialize { seed: 0, kind: Kind::Float, compute: None, device: Device::Cpu };
         model.materialize(&how, mesh).unwrap();
         let optimizer = AdamW::new(model.parameters(), AdamWOptions::default(), &[]).unwrap();
-        let tokens = Tensor::arange(BATCH * SEQ, (Kind::Int64, Device::Cpu)).remainder(VOCABULARY as i64).view([BATCH, SEQ]);
+        let tokens =
+            Tensor::arange(BATCH * SEQ, (Kind::Int64, Device::Cpu)).remainder(VOCABULARY as i64).view([BATCH, SEQ]);
         let batch = Batch::new(tokens.shallow_clone(), Some(tokens)).unwrap();
         Self { model, handle, optimizer, batch }
     }
@@ -81,20 +84,34 @@ fn sharded() -> Degrees {
     Degrees { dp_shard: RANKS, ..Degrees::default() }
 }
 
-/// Threads belong to one mesh at a time, so short runs alternate rather than single steps.
+/// Two worlds of threads, of which one waits while the other steps.
 fn as_threads(steps: usize) {
-    let rounds = steps.div_ceil(5);
-    let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        for (degrees, times) in [replicated(), sharded()].into_iter().zip(&mut times) {
-            let ran = threads::run(degrees, &threads::Options::default(), |mesh| {
-                let mut training = Training::new(&mesh);
-                (0..WARM_UP).for_each(|_| drop(training.step(&mesh)));
-                Ok::<_, ferrotitan_fsdp::Error>((0..5).map(|_| training.step(&mesh)).collect::<Vec<_>>())
-            });
-            times.extend(ran.unwrap().swap_remove(0));
-        }
-    }
+    let turn = Barrier::new(2 * RANKS);
+    let world = |degrees, own: usize| {
+        let ran = threads::run(degrees, &threads::Options::default(), |mesh| {
+            let mut training = Training::new(&mesh);
+            let mut times = Vec::new();
+            for step in 0..steps + WARM_UP {
+                for whose in 0..2 {
+                    turn.wait();
+                    if whose == own {
+                        let time = training.step(&mesh);
+                        times.extend((step >= WARM_UP).then_some(time));
+                    }
+                }
+            }
+            Ok::<_, ferrotitan_fsdp::Error>(times)
+        });
+        ran.unwrap_or_else(|error| {
+            // The other world would wait for its turn forever.
+            println!("{error}");
+            exit(1)
+        })
+    };
+    let times = thread::scope(|scope| {
+        let sharded = scope.spawn(|| world(sharded(), 1));
+        [world(replicated(), 0), sharded.join().unwrap()].map(|mut ranks| ranks.swap_remove(0))
+    });
     report("threads", times);
 }
 

@@ -40,6 +40,14 @@ pub(crate) struct State {
     reductions: VecDeque<Reduction>,
 }
 
+/// A parameter, the axis to divide it along, and its form on the way.
+#[derive(Debug)]
+pub(crate) struct Described {
+    pub(crate) parameter: Parameter,
+    pub(crate) axis: usize,
+    pub(crate) wire: Option<Arc<dyn Wire>>,
+}
+
 /// A unit as one of its layers uses it.
 #[derive(Debug, Clone)]
 pub(crate) struct Use {
@@ -77,16 +85,12 @@ impl Engine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a unit of parameters, each with its axis to divide and its wire. Those that belong to a unit already are
+    /// Makes a unit of parameters. Those that belong to a unit already are
     /// left to it. Gives the unit's number, if anything was left, and the other units.
-    pub(crate) fn add(
-        &self,
-        name: &str,
-        parameters: Vec<(Parameter, usize, Option<Arc<dyn Wire>>)>,
-    ) -> Result<(Option<usize>, Vec<usize>)> {
+    pub(crate) fn add(&self, name: &str, parameters: Vec<Described>) -> Result<(Option<usize>, Vec<usize>)> {
         let mut state = self.state();
         let (mut members, mut owners): (Vec<Member>, Vec<usize>) = Default::default();
-        for (parameter, axis, wire) in parameters {
+        for Described { parameter, axis, wire } in parameters {
             let is_known = |members: &[Member]| members.iter().any(|member| member.parameter.is(&parameter));
             if let Some(owner) = state.units.iter().position(|unit| is_known(&unit.members)) {
                 owners.push(owner);

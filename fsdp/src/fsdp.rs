@@ -7,6 +7,7 @@ use ferrotitan_comm::{DeviceMesh, Wire};
 use ferrotitan_mesh::Mesh;
 use ferrotitan_nn::{Layer, Model, NamedLayer, Parameter, Transform};
 
+use crate::engine::Described;
 use crate::sharded::{Gathering, Sharded};
 use crate::{Error, Handle, Options, Result};
 
@@ -89,7 +90,7 @@ impl Fsdp {
         let parameters = layers.iter().flat_map(|named| named.layer.parameters());
         let described = parameters.map(|parameter| {
             let (axis, wire) = ((self.axis)(&parameter), (self.wires)(&parameter));
-            (parameter, axis, wire)
+            Described { parameter, axis, wire }
         });
         let used = handle.add(&names.join("+"), described.collect())?;
         let Some(used) = used else { return Ok(layers) };

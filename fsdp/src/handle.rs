@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use ferrotitan_comm::{DeviceMesh, Wire};
+use ferrotitan_comm::DeviceMesh;
 use ferrotitan_nn::Parameter;
 
-use crate::engine::{Engine, Use};
+use crate::engine::{Described, Engine, Use};
 use crate::sharded::{Gathering, Unit};
 use crate::{Error, Event, Options, Result, Stats};
 
@@ -31,18 +31,14 @@ impl Handle {
     /// When a parameter has storage, no axis, or is divided over the same ranks already; or when there is none to make
     /// a unit of.
     pub fn unit(&self, name: &str, parameters: impl IntoIterator<Item = Parameter>) -> Result<Unit> {
-        let parameters = parameters.into_iter().map(|parameter| (parameter, 0, None)).collect();
+        let parameters = parameters.into_iter().map(|parameter| Described { parameter, axis: 0, wire: None }).collect();
         let used = self.add(name, parameters)?;
         let used = used.ok_or_else(|| Error::Empty { name: name.to_owned() })?;
         Ok(Unit(Gathering { engine: Arc::clone(&self.0), used, first: true }))
     }
 
     /// The use of a unit made of these parameters, or of the units that they belong to; none without parameters.
-    pub(crate) fn add(
-        &self,
-        name: &str,
-        parameters: Vec<(Parameter, usize, Option<Arc<dyn Wire>>)>,
-    ) -> Result<Option<Use>> {
+    pub(crate) fn add(&self, name: &str, parameters: Vec<Described>) -> Result<Option<Use>> {
         let (made, mut owners) = self.0.add(name, parameters)?;
         let unit = match made {
             Some(unit) => unit,

@@ -56,7 +56,9 @@ impl Extent {
         let first = self.parts.first()?;
         let rows = *first.shape.first()?;
         let runs = self.parts.iter().enumerate().all(|(rank, part)| {
-            part.shape == first.shape && part.offset[0] == rank * rows && part.offset[1..].iter().all(|&start| start == 0)
+            part.shape == first.shape
+                && part.offset[0] == rank * rows
+                && part.offset[1..].iter().all(|&start| start == 0)
         });
         let whole_rows = first.shape[1..].iter().zip(&self.shape[1..]).all(|(&part, &whole)| part as i64 == whole);
         (runs && whole_rows && first.numel() > 0).then(|| first.numel())

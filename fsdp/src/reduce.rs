@@ -58,10 +58,12 @@ impl Reduction {
             let used = gradient.is_some();
             let gradient = match gradient {
                 Some(gradient) => gradient.f_contiguous(),
-                None => Tensor::f_zeros([1], (kind, groups.mesh.device())).and_then(|zero| zero.f_expand(member.extent.shape(), false)),
+                None => Tensor::f_zeros([1], (kind, groups.mesh.device()))
+                    .and_then(|zero| zero.f_expand(member.extent.shape(), false)),
             };
             let gradient = gradient.context("packing a gradient")?;
-            let pieces = packing.pieces(&buffer, members.len(), &gradient, &member.extent).context("packing a gradient")?;
+            let pieces =
+                packing.pieces(&buffer, members.len(), &gradient, &member.extent).context("packing a gradient")?;
             for (piece, place) in pieces {
                 storage::overwrite(&place, &piece)?;
             }
@@ -99,7 +101,8 @@ impl Reduction {
         };
         for (place, &(number, used)) in members.iter().enumerate() {
             let member = &unit.members[number];
-            let shard = packing.own(&sums, place, groups.shard.rank(), &member.extent).context("unpacking a gradient")?;
+            let shard =
+                packing.own(&sums, place, groups.shard.rank(), &member.extent).context("unpacking a gradient")?;
             // A parameter that nobody's backward reached has no gradient, so that the optimizer leaves it alone.
             if used || is_nonzero(&shard)? {
                 deposit(member, &shard)?;

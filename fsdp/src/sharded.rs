@@ -57,7 +57,9 @@ impl Gathering {
             false => None,
         };
         match kind {
-            Some(kind) if x.is_floating_point() && x.kind() != kind => x.f_to_kind(kind).context("casting a unit's input"),
+            Some(kind) if x.is_floating_point() && x.kind() != kind => {
+                x.f_to_kind(kind).context("casting a unit's input")
+            }
             _ => Ok(x.shallow_clone()),
         }
     }
@@ -72,7 +74,11 @@ impl Function for Boundary {
         Ok(vec![inputs[0].shallow_clone()])
     }
 
-    fn backward(&mut self, _context: &mut Context, upstream: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, BoxError> {
+    fn backward(
+        &mut self,
+        _context: &mut Context,
+        upstream: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, BoxError> {
         self.0.engine.after_backward(&self.0.used)?;
         Ok(upstream)
     }

@@ -206,7 +206,8 @@ impl Unit {
         let packing = self.packing();
         let pending = match (&self.stretch, &groups.block) {
             (Some(stretch), Some(block)) => {
-                let sizes: Vec<usize> = (0..block.size()).map(|rank| cut(packing.total(), rank, block.size()).1).collect();
+                let sizes: Vec<usize> =
+                    (0..block.size()).map(|rank| cut(packing.total(), rank, block.size()).1).collect();
                 block.all_gather_uneven_start(stretch, 0, &sizes)
             }
             _ => {
@@ -217,7 +218,9 @@ impl Unit {
                     let local = member.parameter.local()?;
                     let mut place = packing.own(&own, index, rank, &member.extent).context("packing a shard")?;
                     match &member.wire {
-                        Some(wire) => tch::no_grad(|| wire.encode(&local.detach(), &mut place)).map_err(member.wire_error())?,
+                        Some(wire) => {
+                            tch::no_grad(|| wire.encode(&local.detach(), &mut place)).map_err(member.wire_error())?
+                        }
                         None => storage::overwrite(&place, &local)?,
                     }
                 }
@@ -238,7 +241,8 @@ impl Unit {
             // The same memory with a version counter of its own: the values are what they were, so what autograd saved
             // stays right.
             let target = member.leaf().f_data().context("a gathered parameter")?;
-            let pieces = self.packing().pieces(&buffer, index, &target, &member.extent).context("unpacking a parameter")?;
+            let pieces =
+                self.packing().pieces(&buffer, index, &target, &member.extent).context("unpacking a parameter")?;
             for (mut piece, place) in pieces {
                 match &member.wire {
                     Some(wire) => tch::no_grad(|| wire.decode(&place, &mut piece)).map_err(member.wire_error())?,

@@ -171,13 +171,17 @@ fn the_next_unit_is_on_its_way_while_one_computes() {
             }
             for unit in (1..=last).rev() {
                 let backward = step.place(turn, unit, What::Backward);
-                let (started, arrived) =
-                    (step.place(forward_end(&step), unit - 1, What::GatherStarted), step.place(turn, unit - 1, What::Gathered));
+                let (started, arrived) = (
+                    step.place(forward_end(&step), unit - 1, What::GatherStarted),
+                    step.place(turn, unit - 1, What::Gathered),
+                );
                 assert!(started < backward && backward < arrived);
                 // The gradients of one unit leave while the next one computes, and are there when that is over.
                 let next = step.place(turn, unit - 1, What::Backward);
                 assert!(backward < step.place(turn, unit, What::ReduceStarted));
-                assert!(step.place(turn, unit, What::ReduceStarted) < next && next < step.place(turn, unit, What::Reduced));
+                assert!(
+                    step.place(turn, unit, What::ReduceStarted) < next && next < step.place(turn, unit, What::Reduced)
+                );
             }
         }
     }
@@ -236,7 +240,11 @@ fn a_pipeline_gathers_and_reduces_its_stage_once() {
         handle.reshard_all()?;
         let units = handle.units() as u64;
         assert_eq!(handle.stats(), Stats { gathered: 0, peak: units as usize, gathers: units, reductions: units });
-        let sums: Vec<f64> = model.parameters().iter().map(|p| p.gradient().unwrap().unwrap().abs().sum(Kind::Double).double_value(&[])).collect();
+        let sums: Vec<f64> = model
+            .parameters()
+            .iter()
+            .map(|p| p.gradient().unwrap().unwrap().abs().sum(Kind::Double).double_value(&[]))
+            .collect();
 
         // The same by four passes that each reduce.
         model.parameters().iter().for_each(|parameter| parameter.clear_gradient().unwrap());

@@ -43,7 +43,8 @@ fn every_strategy_trains_the_same_model() {
     ];
     for (degrees, reshard_after_forward, accumulation) in cases {
         for (checkpoint, tied) in [(false, false), (true, true)] {
-            let training = Training { accumulation, checkpoint, tied, rows: 9, reduces_each: tied, ..Training::default() };
+            let training =
+                Training { accumulation, checkpoint, tied, rows: 9, reduces_each: tied, ..Training::default() };
             let options = Options { reshard_after_forward, ..Options::default() };
             assert_close(&over_gloo(&training, degrees, &options), &alone(&training), 1e-10);
         }

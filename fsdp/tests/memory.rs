@@ -45,7 +45,11 @@ fn state(degrees: Degrees) -> Vec<usize> {
         optimizer.step(1.0).unwrap();
         let mut held = Vec::new();
         for parameter in model.parameters() {
-            held.extend([parameter.local().unwrap(), parameter.gradient().unwrap().unwrap(), parameter.leaf().unwrap()]);
+            held.extend([
+                parameter.local().unwrap(),
+                parameter.gradient().unwrap().unwrap(),
+                parameter.leaf().unwrap(),
+            ]);
         }
         held.extend(optimizer.state().flat_map(|m| [m.exp_avg.shallow_clone(), m.exp_avg_sq.shallow_clone()]));
         Ok::<_, ferrotitan_fsdp::Error>(bytes(&held))

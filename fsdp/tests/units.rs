@@ -180,7 +180,8 @@ fn evaluation_leaves_nothing_gathered_and_sees_what_training_changed() {
     for reshard_after_forward in [Reshard::Default, Reshard::Always, Reshard::Never, Reshard::Ranks(2)] {
         on_ranks(4, |mesh| {
             let mut model = model(&training);
-            let handle = Fsdp::new(&mesh, Options { reshard_after_forward, ..Options::default() }).attach(&mut model)?;
+            let handle =
+                Fsdp::new(&mesh, Options { reshard_after_forward, ..Options::default() }).attach(&mut model)?;
             model.materialize(&training.how, &mesh)?;
             let before = loss_of(&mut model, &training);
             assert_eq!(handle.stats().gathered, 0);
@@ -326,7 +327,8 @@ fn mistakes_are_errors() {
 
     let three = Options { reshard_after_forward: Reshard::Ranks(3), ..Options::default() };
     assert!(matches!(Handle::new(&mesh, three), Err(Error::Ranks { ranks: 3, size: 4 })));
-    let message = Fsdp::new(&mesh, Options::default()).apply(&mut model(&Training::default()), &Grid::single()).unwrap_err();
+    let message =
+        Fsdp::new(&mesh, Options::default()).apply(&mut model(&Training::default()), &Grid::single()).unwrap_err();
     assert!(message.to_string().contains("mesh"), "{message}");
     let fsdp = Fsdp::new(&mesh, Options::default());
     fsdp.apply(&mut model(&Training::default()), &mesh).unwrap();

@@ -54,7 +54,8 @@ impl Loss for ChunkedCrossEntropy {
 /// dropped before the next.
 ///
 /// # Errors
-/// When `of` fails, a weight has no storage, or the shapes do not fit.
+/// When `of` fails, a weight has no storage, the shapes do not fit, or a `Gemm` of the head defers its weight gradient
+/// while there are several chunks.
 pub fn loss_by_chunk(
     hidden: &Tensor,
     head: &dyn Linear,
@@ -66,7 +67,10 @@ pub fn loss_by_chunk(
     let chunk = i64::try_from(chunk).unwrap_or(i64::MAX).max(1);
     let mut inputs = vec![hidden.shallow_clone()];
     for projection in head.projections() {
-        inputs.push(projection.weight.leaf()?);
+        let weight = projection.weight.leaf()?;
+        if weight.requires_grad() {
+            inputs.push(weight);
+        }
     }
     // Without a gradient to compute, and where one chunk holds everything, there is nothing to gain from the function
     // below.
@@ -87,10 +91,14 @@ pub fn loss_by_chunk(
         let mut parts = autograd::grad(&[loss.shallow_clone()], &inputs, &[None], false, false)?.into_iter();
         hidden_gradients.push(parts.next().flatten().unwrap_or_else(|| inputs[0].zeros_like()));
         for (sum, part) in gradients[1..].iter_mut().zip(parts) {
-            *sum = match (sum.take(), part) {
-                (Some(mut sum), Some(part)) => Some(sum.f_add_(&part).context("loss")?),
-                (sum, part) => sum.or(part),
-            };
+            // One that came later would not know of what the loss is scaled by.
+            let part = part.ok_or_else(|| {
+                Error::Config("a loss in chunks needs the head's weight gradient at once: do not defer it there".into())
+            })?;
+            *sum = Some(match sum.take() {
+                Some(mut sum) => sum.f_add_(&part).context("loss")?,
+                None => part,
+            });
         }
         losses.push(loss.detach());
     }

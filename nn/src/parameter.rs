@@ -160,8 +160,9 @@ impl Parameter {
         }
     }
 
-    /// Puts a function between the parameter and the forward passes that read it. An identity whose backward sums the
-    /// gradient over a group is one: it completes the gradient of a weight that each rank applies to part of the tokens.
+    /// Puts a function between the parameter and the forward passes that read it, before a cast to the compute dtype. An
+    /// identity whose backward sums the gradient over a group is one: it completes the gradient of a weight that each
+    /// rank applies to part of the tokens.
     pub fn set_reader(&self, reader: Option<Reader>) {
         self.state().reader = reader;
     }

@@ -228,6 +228,45 @@ fn logits_are_never_held_whole() {
 }
 
 #[test]
+fn a_frozen_head_takes_chunks_too() {
+    let head = head(50, 4, Arc::new(Native));
+    let frozen = weight(&head).set_requires_grad(false);
+    let hidden = leaf(0, &[2, 16, 4]);
+    let labels = Tensor::ones([2, 16], (Kind::Int64, Device::Cpu));
+    let mut gradients = Vec::new();
+    for logits in [250, 1 << 20] {
+        ChunkedCrossEntropy { logits }.forward(&hidden, &head, &labels).unwrap().backward();
+        gradients.push(hidden.grad().copy());
+        hidden.grad().zero_();
+    }
+    assert!(largest_difference(&gradients[0], &gradients[1]) < 1e-12 && !frozen.grad().defined());
+}
+
+#[test]
+fn a_head_that_defers_its_weight_gradient_takes_no_chunks() {
+    #[derive(Debug)]
+    struct Deferring;
+    impl Gemm for Deferring {
+        fn output(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+            Native.output(x, weight)
+        }
+
+        fn input_gradient(&self, dy: &Tensor, weight: &Tensor) -> Result<Tensor> {
+            Native.input_gradient(dy, weight)
+        }
+
+        fn weight_gradient(&self, _dy: &Tensor, _x: &Tensor, _weight: &Tensor) -> Result<Option<Tensor>> {
+            Ok(None)
+        }
+    }
+    let head = head(50, 4, Arc::new(Deferring));
+    let labels = Tensor::ones([2, 16], (Kind::Int64, Device::Cpu));
+    let mut loss = |logits| ChunkedCrossEntropy { logits }.forward(&leaf(0, &[2, 16, 4]), &head, &labels);
+    assert!(loss(250).unwrap_err().to_string().contains("do not defer it there"));
+    loss(1 << 20).unwrap().backward();
+}
+
+#[test]
 fn norm_is_its_formula() {
     let norm = RmsNorm::new("norm", 8, 1e-5);
     norm.weight().materialize(0, Kind::Double, Device::Cpu, &Grid::single()).unwrap();

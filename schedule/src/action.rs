@@ -152,8 +152,8 @@ impl Schedule {
         (0..self.stages()).filter(|&stage| self.placement[stage] == rank).collect()
     }
 
-    /// All actions of a rank, in order.
+    /// All actions of a rank, in order; none of a rank that does not exist.
     pub fn actions(&self, rank: usize) -> impl Iterator<Item = Action> + '_ {
-        self.ranks[rank].iter().flat_map(Step::actions)
+        self.ranks.get(rank).into_iter().flatten().flat_map(Step::actions)
     }
 }

@@ -25,7 +25,8 @@ pub enum Algorithm {
     /// A forward, a backward, and so on, as soon as backwards can start. Bubble (P-1)(F+I+W); rank r holds at most P-r
     /// microbatches.
     ///
-    /// Narayanan et al., "PipeDream", 2019. With several stages a rank it is [`Interleaved1F1B`](Self::Interleaved1F1B).
+    /// Narayanan et al., "PipeDream", 2019. With several stages a rank it is
+    /// [`Interleaved1F1B`](Self::Interleaved1F1B).
     OneForwardOneBackward,
     /// 1F1B over V stages a rank, visited in rounds of at least P microbatches. Bubble (P-1)(F+I+W)/V when M >= P.
     ///
@@ -44,8 +45,8 @@ pub enum Algorithm {
     Zb1p,
     /// Interleaved 1F1B with weight gradients put off into the bubbles. Bubble (P-1)(F+I-W)/V when M >= P.
     InterleavedZeroBubble,
-    /// Two stages a rank, on the way there and on the way back. No rank idles between its first and last action; makespan
-    /// (P-1)F/2 above the ideal when F = I = W, and 2P stages' activations on each rank.
+    /// Two stages a rank, on the way there and on the way back. No rank idles between its first and last action;
+    /// makespan (P-1)F/2 above the ideal when F = I = W, and 2P stages' activations on each rank.
     ///
     /// Qi et al., "Pipeline parallelism with controllable memory", 2024.
     ZbvZeroBubble,

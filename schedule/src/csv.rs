@@ -10,9 +10,9 @@ use crate::simulate;
 use crate::timeline::Span;
 
 impl Schedule {
-    /// Reads a CSV as PyTorch writes and reads it: a line for each rank, cells as `0F3`, `1I0`, `1W0`, `2B1`, overlapped
-    /// pairs as `(0F3;3B1)OVERLAP_F_B` or `(0F3;3B1)`, and empty cells, which say nothing here. Communication in the
-    /// cells (`0SEND_F3`, `1UNSHARD`) is left out; see [`Lowered::from_csv`].
+    /// Reads a CSV as PyTorch writes and reads it: a line for each rank, cells as `0F3`, `1I0`, `1W0`, `2B1`,
+    /// overlapped pairs as `(0F3;3B1)OVERLAP_F_B` or `(0F3;3B1)`, and empty cells, which say nothing here.
+    /// Communication in the cells (`0SEND_F3`, `1UNSHARD`) is left out; see [`Lowered::from_csv`].
     ///
     /// A stage lies on the first rank whose line has it. Whether the schedule makes sense is for
     /// [`verify`](crate::verify) to say.

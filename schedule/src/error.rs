@@ -92,7 +92,8 @@ pub enum Error {
 
 /// Why a schedule must not be run: the first action that cannot run, where it stands, and the reason.
 ///
-/// `rank` is where the action stands, `position` its step in that rank's list, from 0 (empty cells of a CSV not counted).
+/// `rank` is where the action stands, `position` its step in that rank's list, from 0 (empty cells of a CSV not
+/// counted).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unsound {

@@ -68,8 +68,8 @@ impl Interleaving {
     /// Whether a rank that alternates strictly after its warm-up never waits for one that waits for it.
     ///
     /// From its last stage but one, the last rank hands a backward to the first rank, which does it only after
-    /// `warm_up(0)` forwards; these wait for forwards that the last rank does after its own backwards. The two meet unless
-    /// two neighbouring rounds together outlast the difference of the warm-ups, 2(P-1).
+    /// `warm_up(0)` forwards; these wait for forwards that the last rank does after its own backwards. The two meet
+    /// unless two neighbouring rounds together outlast the difference of the warm-ups, 2(P-1).
     pub(crate) fn warm_up_suffices(&self) -> bool {
         self.rounds.len() == 1 || self.stages_per_rank == 1 || self.rounds.iter().all(|&round| round >= self.ranks)
     }

@@ -1,13 +1,13 @@
 //! Interleaved 1F1B where strict alternation would deadlock or idle: rounds shorter than the pipeline is deep.
 //!
 //! The forwards and the backwards of a rank keep their order, and a rank never holds more activations than in the
-//! strict form; but which comes next is decided by what is there when the rank is free, in a simulation where a backward
-//! takes as long as two forwards. Since every list is the record of a run, it can be run.
+//! strict form; but which comes next is decided by what is there when the rank is free, in a simulation where a
+//! backward takes as long as two forwards. Since every list is the record of a run, it can be run.
 //!
-//! The simulation cannot stall. Take the backward that is first by its place in its rank's order, and among equals the
-//! one of the highest rank, of those not done. All that its microbatch's forwards wait for is done or allowed: each rank
-//! has done as many backwards as this one's place, so the limit lets through every forward that comes no more than
-//! (V-1)N places later, and the forward of the same microbatch and stage never comes later than that.
+//! The simulation cannot stall. Take the backward that is first by its place in its rank's order, and among equals
+//! the one of the highest rank, of those not done. All that its microbatch's forwards wait for is done or allowed:
+//! each rank has done as many backwards as this one's place, so the limit lets through every forward that comes no
+//! more than (V-1)N places later, and the forward of the same microbatch and stage never comes later than that.
 
 use std::collections::BTreeSet;
 

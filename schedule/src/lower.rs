@@ -1,9 +1,9 @@
 //! From what to compute to what to run: where ranks send, receive, gather parameters and reduce gradients.
 //!
-//! Each message is put at one moment of a simulated run, the end of the action that gives it. Both ranks' lists have it at
-//! that moment, so any two ranks post their transfers in the same order, and no rank posts one that the other reaches only
-//! after something that waits for this rank: the earliest operation of the run that is not done can always be done.
-//! [`Lowered::check`] proves it again, without the clock.
+//! Each message is put at one moment of a simulated run, the end of the action that gives it. Both ranks' lists have
+//! it at that moment, so any two ranks post their transfers in the same order, and no rank posts one that the other
+//! reaches only after something that waits for this rank: the earliest operation of the run that is not done can
+//! always be done. [`Lowered::check`] proves it again, without the clock.
 
 use std::collections::HashMap;
 
@@ -22,8 +22,9 @@ pub struct LoweringOptions {
     pub unshard: bool,
     /// How many steps before a stage's first use its parameters start to be gathered.
     pub unshard_ahead: usize,
-    /// How many steps earlier than a message can be there its receive is posted, as far as the order of the two ranks'
-    /// transfers allows. With 0, a message that comes while its receiver computes waits for the end of that computation.
+    /// How many steps earlier than a message can be there its receive is posted, as far as the order of the two
+    /// ranks' transfers allows. With 0, a message that comes while its receiver computes waits for the end of that
+    /// computation.
     pub receive_ahead: usize,
 }
 

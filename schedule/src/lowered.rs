@@ -253,7 +253,7 @@ impl<'a> Replay<'a> {
         let Message { payload, source, microbatch } = message;
         let placement = &self.lowered.placement;
         let target = match payload {
-            Payload::Activation => Some(source + 1),
+            Payload::Activation => source.checked_add(1),
             Payload::Gradient => source.checked_sub(1),
         };
         let rank_of = |stage: usize| placement.get(stage).copied();

@@ -8,8 +8,9 @@ use crate::error::{Unsound, Wait};
 use crate::structure;
 use crate::timeline::{Span, Timeline};
 
-/// When each step starts and ends if actions take as long as `costs` says: a rank does its steps in order, each as soon as
-/// it has done the one before and all inputs are there. Both actions of a pair start together and end together.
+/// When each step starts and ends if actions take as long as `costs` says: a rank does its steps in order, each as
+/// soon as it has done the one before and all inputs are there. Both actions of a pair start together and end
+/// together.
 ///
 /// # Errors
 /// [`Unsound`] if the schedule could not be run, or a cost is not a duration.

@@ -26,13 +26,14 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of measured spans, each rank's in the order in which they ran. All ranks' clocks must agree; times are
-    /// shifted so that the first span starts at 0.
+    /// A timeline of measured spans, each rank's in the order in which they ran. All ranks' clocks must agree; times
+    /// are shifted so that the first span starts at 0.
     ///
     /// `name` and `unit` (as `ms`, or nothing) appear in pictures.
     ///
     /// # Errors
-    /// [`Error::Span`] for a span whose times are not finite or absurdly large, that ends before it starts, or starts before the one before it ended.
+    /// [`Error::Span`] for a span whose times are not finite or absurdly large, that ends before it starts, or starts
+    /// before the one before it ended.
     pub fn new(name: impl Into<String>, unit: impl Into<String>, mut ranks: Vec<Vec<Span>>) -> Result<Self> {
         for (rank, spans) in ranks.iter().enumerate() {
             let mut free_at = f64::NEG_INFINITY;
@@ -80,7 +81,7 @@ impl Timeline {
 
     /// How long a rank worked.
     pub fn busy(&self, rank: usize) -> f64 {
-        self.ranks[rank].iter().map(|span| span.end - span.start).sum()
+        self.ranks.get(rank).into_iter().flatten().map(|span| span.end - span.start).sum()
     }
 
     /// The makespan if nobody ever waited: how long the busiest rank worked.

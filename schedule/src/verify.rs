@@ -40,16 +40,16 @@ impl RankReport {
 }
 
 impl Report {
-    /// The largest span of a rank: what a step costs where the next step's first forwards run while the last ranks still
-    /// finish this one.
+    /// The largest span of a rank: what a step costs where the next step's first forwards run while the last ranks
+    /// still finish this one.
     pub fn max_rank_span(&self) -> f64 {
         self.ranks.iter().map(RankReport::span).fold(0.0, f64::max)
     }
 }
 
 /// Proves that a schedule can run: every action is there once, on the rank of its stage; each backward is full, or an
-/// input and a weight gradient; and with every rank going through its list in order, nobody waits for ever. Since sends do
-/// not block, that is all that [`lower`](crate::lower) needs to place messages that cannot block either.
+/// input and a weight gradient; and with every rank going through its list in order, nobody waits for ever. Since
+/// sends do not block, that is all that [`lower`](crate::lower) needs to place messages that cannot block either.
 ///
 /// The report's times are in the unit of `costs`.
 ///

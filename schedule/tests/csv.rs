@@ -173,13 +173,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_text_is_read_or_refused(text in "([0-9]{1,10}|[FIBW]|SEND_F|RECV_B|UNSHARD|[(;)]|OVERLAP_F_B|[,\n \r]|\\PC){0,60}") {
+    fn any_text_is_read_or_refused(
+        text in "([0-9]{1,10}|[FIBW]|SEND_F|RECV_B|UNSHARD|[(;)]|OVERLAP_F_B|[,\n \r]|\\PC){0,60}",
+    ) {
         judge(&text);
     }
 
     #[test]
     fn near_misses_are_read_or_refused(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), prop::option::of("[0-9FIBWSENDRCV_,;()\n\u{e9}]")), 1..6),
+        edits in prop::collection::vec(
+            (any::<prop::sample::Index>(), prop::option::of("[0-9FIBWSENDRCV_,;()\n\u{e9}]")),
+            1..6,
+        ),
     ) {
         let pipe = Algorithm::DualPipeV.generate(2, 2, 4).unwrap();
         let mut text: Vec<char> = lower(&pipe, &LoweringOptions::default()).unwrap().to_csv().chars().collect();

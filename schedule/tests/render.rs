@@ -69,6 +69,8 @@ fn odd_timelines_have_pictures() {
         vec![],
         vec![vec![]],
         vec![vec![], vec![span(5.0, 5.0)]],
+        vec![vec![span(0.0, 5e-324)]],
+        vec![vec![span(0.0, 1e-300), span(1.0, 2.0)]],
         vec![vec![span(0.0, 1e-300)]],
         vec![vec![span(0.0, 1e300)]],
         vec![vec![span(0.0, 1e-9), span(1.0, 1e9)]],

@@ -15,7 +15,9 @@ pub enum Error {
         reason: String,
     },
     /// A pattern of a plan decides nothing, so that what it was written for would silently go another way.
-    #[error("the plan's pattern {pattern:?} decides no parameter: correct it, remove it, or move it up; there are {known}")]
+    #[error(
+        "the plan's pattern {pattern:?} decides no parameter: correct it, remove it, or move it up; there are {known}"
+    )]
     NoMatch {
         /// The pattern.
         pattern: String,
@@ -23,7 +25,9 @@ pub enum Error {
         known: String,
     },
     /// A plan says nothing of a parameter.
-    #[error("the plan says nothing of parameter {name}: add a pattern for it, with the style Replicated if each rank applies it to its own tokens")]
+    #[error(
+        "the plan says nothing of parameter {name}: add a pattern for it, with the style Replicated if each rank applies it to its own tokens"
+    )]
     Unplanned {
         /// The parameter's full name.
         name: String,
@@ -41,7 +45,9 @@ pub enum Error {
         remedy: &'static str,
     },
     /// Projections of one input that cannot be computed together.
-    #[error("parameters {first} and {second} project one input, but have the styles {first_style:?} and {second_style:?}: give both the same")]
+    #[error(
+        "parameters {first} and {second} project one input, but have the styles {first_style:?} and {second_style:?}: give both the same"
+    )]
     MixedStyles {
         /// The full name of the first projection's weight.
         first: String,

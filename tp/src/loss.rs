@@ -32,7 +32,8 @@ pub fn vocabulary_cross_entropy(logits: &Tensor, labels: &Tensor, vocabulary: us
     }
     check_ids(labels, vocabulary, Some(IGNORE_INDEX))?;
     let start = own.start as i64;
-    let mut outputs = autograd::apply(CrossEntropy { labels: labels.shallow_clone(), start, group: group.clone() }, &[logits])?;
+    let mut outputs =
+        autograd::apply(CrossEntropy { labels: labels.shallow_clone(), start, group: group.clone() }, &[logits])?;
     outputs.pop().ok_or_else(|| Error::Config("the loss gave no output".into()))
 }
 
@@ -56,10 +57,13 @@ impl CrossEntropy {
         // The label's logit is one rank's; it travels under the maximum.
         let label = self.labels.f_sub_scalar(self.start).context("loss")?;
         let here = label.f_ge(0).and_then(|from| from.f_logical_and(&label.f_lt(own)?)).context("loss")?;
-        let index = label.f_masked_fill(&here.logical_not(), 0).and_then(|label| label.f_unsqueeze(1)).context("loss")?;
+        let index =
+            label.f_masked_fill(&here.logical_not(), 0).and_then(|label| label.f_unsqueeze(1)).context("loss")?;
         let picked = match own {
             0 => Tensor::f_zeros([tokens], (logits.kind(), logits.device())),
-            _ => logits.f_gather(1, &index, false).and_then(|z| z.f_squeeze_dim(1)?.f_masked_fill(&here.logical_not(), 0.0)),
+            _ => logits
+                .f_gather(1, &index, false)
+                .and_then(|z| z.f_squeeze_dim(1)?.f_masked_fill(&here.logical_not(), 0.0)),
         };
         let picked = reduce(&picked.context("loss")?, ReduceOp::Sum)?;
 

@@ -99,10 +99,8 @@ impl TensorParallel {
             Style::RowByHeads(heads) => {
                 let parts = by_heads(heads, 1)?;
                 if Heads::copies(&parts) > 1 {
-                    let problem = format!(
-                        "{} heads cannot be dealt to {ranks} ranks: use at most {0} ranks",
-                        heads.key_value
-                    );
+                    let problem =
+                        format!("{} heads cannot be dealt to {ranks} ranks: use at most {0} ranks", heads.key_value);
                     return Err(Error::Heads { name: parameter.name().into(), problem });
                 }
                 split(1, parts)?

@@ -4,6 +4,9 @@
 //! are packed before and unpacked after. A reduce-scatter over Gloo is an exchange and a local sum in rank order: half
 //! the bytes of Gloo's own, which reduces everything everywhere, and the same bits as among threads.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use ferrotitan_ext::process_group::{self, ProcessGroup};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -26,7 +29,7 @@ const SIGNATURE: usize = 512;
 pub(super) struct C10d {
     /// Emptied before the group goes.
     outbox: Outbox,
-    group: ProcessGroup,
+    group: Arc<ProcessGroup>,
     members: Members,
     device: Device,
     witness: Witness,
@@ -40,7 +43,10 @@ type Finish = Box<dyn FnOnce() -> Result<Tensor, BoxError> + Send>;
 struct Begun(Vec<process_group::Work>, Finish);
 
 impl Begun {
-    fn new(works: Vec<process_group::Work>, finish: impl FnOnce() -> Result<Tensor, TchError> + Send + 'static) -> Self {
+    fn new(
+        works: Vec<process_group::Work>,
+        finish: impl FnOnce() -> Result<Tensor, TchError> + Send + 'static,
+    ) -> Self {
         Begun(works, Box::new(move || Ok(finish()?)))
     }
 
@@ -50,8 +56,9 @@ impl Begun {
 }
 
 impl C10d {
-    pub(super) fn new(group: ProcessGroup, device: Device, witness: Witness, verify: bool) -> Self {
-        C10d { outbox: Outbox::default(), group, members: witness.members().clone(), device, witness, verify }
+    pub(super) fn new(group: Arc<ProcessGroup>, device: Device, witness: Witness, verify: bool) -> Self {
+        let outbox = Outbox::new(device == Device::Cpu);
+        C10d { outbox, group, members: witness.members().clone(), device, witness, verify }
     }
 
     fn begin(&self, call: &Call, buffers: Buffers) -> Result<Begun, BoxError> {
@@ -126,13 +133,7 @@ impl C10d {
         Ok(Begun::giving(vec![self.group.all_reduce(&output, op)?], output))
     }
 
-    fn all_gather(
-        &self,
-        call: &Call,
-        input: Tensor,
-        output: Option<Tensor>,
-        parts: &Cut,
-    ) -> Result<Begun, BoxError> {
+    fn all_gather(&self, call: &Call, input: Tensor, output: Option<Tensor>, parts: &Cut) -> Result<Begun, BoxError> {
         let output = self.output(call, output)?;
         if output.numel() == 0 {
             return Ok(Begun::giving(Vec::new(), output));
@@ -253,6 +254,11 @@ impl C10d {
         self.device == Device::Cpu
     }
 
+    /// How long to wait for a work. On CUDA a wait is the stream's, not this thread's, and NCCL's own watchdog ends it.
+    fn patience(&self) -> Option<Duration> {
+        self.is_gloo().then(|| self.witness.timeout())
+    }
+
     /// Compares what all ranks are about to call.
     fn verify(&self, sequence: u64, call: &Call) -> Result<()> {
         let mut signature = call.signature().into_bytes();
@@ -260,7 +266,7 @@ impl C10d {
         let gather = || -> Result<Vec<u8>, BoxError> {
             let own = Tensor::f_from_slice(&signature)?.f_to_device(self.device)?;
             let all = Tensor::f_empty([(SIGNATURE * self.members.size()) as i64], (Kind::Uint8, self.device))?;
-            self.group.all_gather_into(&all, &own)?.wait(None)?;
+            self.group.all_gather_into(&all, &own)?.wait(self.patience())?;
             Ok(Vec::<u8>::try_from(&all.f_to_device(Device::Cpu)?)?)
         };
         let all = gather().map_err(|error| self.witness.explain(call.op(), sequence, error))?;
@@ -288,7 +294,8 @@ impl Transport for C10d {
         }
         let donated = buffers.donated;
         let begun = self.begin(&call, buffers).map_err(|error| self.witness.explain(op, sequence, error))?;
-        let under_way = UnderWay { begun, op, sequence, witness: self.witness.clone() };
+        let (patience, witness) = (self.patience(), self.witness.clone());
+        let under_way = UnderWay { begun, op, sequence, patience, witness };
         if donated && let Collective::Send { .. } = call.what {
             let Begun(works, _) = under_way.begun;
             self.outbox.post(works);
@@ -302,6 +309,7 @@ struct UnderWay {
     begun: Begun,
     op: Op,
     sequence: u64,
+    patience: Option<Duration>,
     witness: Witness,
 }
 
@@ -311,8 +319,8 @@ impl Work for UnderWay {
     }
 
     fn wait(self: Box<Self>) -> Result<Tensor> {
-        let UnderWay { begun: Begun(works, finish), op, sequence, witness } = *self;
-        let waited = works.iter().try_for_each(|work| work.wait(None)).map_err(BoxError::from);
+        let UnderWay { begun: Begun(works, finish), op, sequence, patience, witness } = *self;
+        let waited = works.iter().try_for_each(|work| work.wait(patience)).map_err(BoxError::from);
         let _no_grad = tch::no_grad_guard();
         waited.and_then(|()| finish()).map_err(|error| witness.explain(op, sequence, error))
     }

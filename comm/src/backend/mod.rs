@@ -8,4 +8,5 @@ mod outbox;
 pub mod processes;
 mod room;
 pub mod threads;
+mod watch;
 mod witness;

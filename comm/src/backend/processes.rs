@@ -5,7 +5,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ferrotitan_ext::process_group::{GlooOptions, NcclOptions, ProcessGroup, nccl_available};
 use ferrotitan_ext::store::{Store, TcpStoreOptions};
@@ -14,13 +15,16 @@ use tch::Device;
 
 use super::c10d::C10d;
 pub use super::environment::Environment;
-use super::witness::{self, Witness};
+use super::watch::{self, Watch};
+use super::witness::Witness;
 use crate::{Backend, BoxError, DeviceMesh, Error, Members, Recorder, Result, Transport};
 
 /// How ranks connect and wait.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a rank waits for others, to connect and in every collective, before it gives up.
+    /// How long a rank waits for all others to connect before it gives up.
+    pub connect_timeout: Duration,
+    /// How long a rank waits for others in a collective before it gives up.
     pub timeout: Duration,
     /// Where this rank computes. When absent: its own GPU, the `LOCAL_RANK`th, where there is one and NCCL works; else
     /// the CPU.
@@ -40,6 +44,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
+            connect_timeout: Duration::from_secs(300),
             timeout: Duration::from_secs(600),
             device: None,
             interface: None,
@@ -56,23 +61,63 @@ impl Default for Options {
 /// [`Error::Environment`] with everything that is wrong with the variables; [`Error::Mesh`] when the degrees do not
 /// multiply to the world size; [`Error::Connect`] when the ranks do not find each other in time.
 pub fn connect(degrees: Degrees, options: &Options) -> Result<DeviceMesh> {
-    let environment = Environment::read()?;
-    let degrees = degrees.fit(Some(degrees.dp_shard), environment.world_size)?;
-    let device = options.device.unwrap_or_else(|| device(environment.local_rank));
-    let store = rendezvous(&environment, options.timeout)?;
-    connect_through(store, Grid::new(degrees, environment.rank)?, device, options)
+    let (place, store) = Place::find(degrees, options)?;
+    connect_through(store, place.grid, place.device, options)
+}
+
+/// What the environment says of this rank, and what follows from it.
+struct Place {
+    grid: Grid,
+    device: Device,
+    /// Whether this process serves the store.
+    serves: bool,
+}
+
+impl Place {
+    /// Reads the environment, checks it against the degrees, and connects to the store, which is empty for this world.
+    fn find(degrees: Degrees, options: &Options) -> Result<(Self, Store)> {
+        let environment = Environment::read()?;
+        let degrees = degrees.fit(Some(degrees.dp_shard), environment.world_size)?;
+        let (rank, agent) = (environment.rank, environment.agent_attempt);
+        let device = options.device.unwrap_or_else(|| device(environment.local_rank));
+        let place = Place { grid: Grid::new(degrees, rank)?, device, serves: rank == 0 && agent.is_none() };
+        tracing::info!("rank {rank} of {} computes on {device:?}", environment.world_size);
+        let meeting_point = TcpStoreOptions {
+            host: environment.master_addr,
+            port: environment.master_port,
+            is_server: place.serves,
+            world_size: Some(environment.world_size),
+            timeout: options.connect_timeout,
+        };
+        let store = Store::tcp(&meeting_point).map_err(|source| Error::Connect {
+            group: "world".to_owned(),
+            rank,
+            source: format!("no store at {}:{}: {source}", meeting_point.host, meeting_point.port).into(),
+        })?;
+        Ok(match agent {
+            // Where torchrun's own workers meet.
+            Some(attempt) => (place, store.prefix(&format!("/worker/attempt_{attempt}"))),
+            None => (place, store),
+        })
+    }
 }
 
 /// Connects a rank to its world through a store that all ranks share, and use for no other world.
 ///
 /// # Errors
-/// [`Error::Connect`] when the ranks do not find each other in time.
+/// [`Error::Connect`] when the ranks do not find each other in time, with those that did not come.
 pub fn connect_through(store: Store, grid: Grid, device: Device, options: &Options) -> Result<DeviceMesh> {
-    let backend = Arc::new(Processes { store, device, options: options.clone() });
-    DeviceMesh::new(grid, device, backend, Recorder::new(options.recorder_capacity))
+    let backend = Arc::new(Processes { watch: Arc::new(Watch::new(store)), device, options: options.clone() });
+    let recorder = Recorder::new(options.recorder_capacity);
+    let connected = backend.meet(&grid).and_then(|()| DeviceMesh::new(grid, device, backend.clone(), recorder));
+    if let Err(error) = &connected {
+        backend.fail(grid.rank(), &error.to_string());
+    }
+    connected
 }
 
-/// Connects this process to its world, and runs `body`. When that fails or panics, the other ranks are told.
+/// Connects this process to its world, and runs `body`. When that fails or panics, the other ranks are told. Rank 0,
+/// whose process serves the store, does not return before the others are done, or shortly after one has failed.
 ///
 /// # Errors
 /// Those of [`connect`]; [`Error::RankFailed`] with this rank's own error.
@@ -84,18 +129,45 @@ where
     E: Into<BoxError>,
     F: FnOnce(DeviceMesh) -> Result<T, E>,
 {
-    let mesh = connect(degrees, options)?;
-    match catch_unwind(AssertUnwindSafe(|| body(mesh.clone()))) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => {
-            let source = error.into();
-            mesh.fail(&source.to_string());
-            Err(Error::RankFailed { rank: mesh.rank(), source })
+    let (place, store) = Place::find(degrees, options)?;
+    let attempt = catch_unwind(AssertUnwindSafe(|| {
+        let mesh = connect_through(store.clone(), place.grid, place.device, options)?;
+        let ran = catch_unwind(AssertUnwindSafe(|| body(mesh.clone())));
+        match ran {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                let source = error.into();
+                mesh.fail(&source.to_string());
+                Err(Error::RankFailed { rank: mesh.rank(), source })
+            }
+            Err(panic) => {
+                mesh.fail("it panicked");
+                resume_unwind(panic)
+            }
         }
-        Err(panic) => {
-            mesh.fail("it panicked");
-            resume_unwind(panic)
+    }));
+    let well = matches!(attempt, Ok(Ok(_)));
+    leave(&store, &place, if well { options.timeout } else { FAREWELL });
+    attempt.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// How long rank 0 waits for the others to read why it failed.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Says that this rank has left; rank 0, if it serves the store, waits until all have.
+fn leave(store: &Store, place: &Place, mut patience: Duration) {
+    let size = place.grid.world_size() as i64;
+    let mut left = store.add("left", 1);
+    if !place.serves {
+        return;
+    }
+    let begun = Instant::now();
+    while left.as_ref().is_ok_and(|&left| left < size) && begun.elapsed() < patience {
+        thread::sleep(Duration::from_millis(20));
+        if watch::word(store).is_some() {
+            patience = patience.min(FAREWELL);
         }
+        left = store.add("left", 0);
     }
 }
 
@@ -107,52 +179,61 @@ pub fn device(local_rank: usize) -> Device {
     }
 }
 
-/// The store that the environment leads to, empty for this world.
-fn rendezvous(environment: &Environment, timeout: Duration) -> Result<Store> {
-    let options = TcpStoreOptions {
-        host: environment.master_addr.clone(),
-        port: environment.master_port,
-        is_server: environment.rank == 0 && environment.agent_attempt.is_none(),
-        world_size: Some(environment.world_size),
-        timeout,
-    };
-    let store = Store::tcp(&options).map_err(|source| Error::Connect {
-        group: "world".to_owned(),
-        rank: environment.rank,
-        source: format!("no store at {}:{}: {source}", options.host, options.port).into(),
-    })?;
-    Ok(match environment.agent_attempt {
-        // Where torchrun's own workers meet.
-        Some(attempt) => store.prefix(&format!("/worker/attempt_{attempt}")),
-        None => store,
-    })
-}
-
 #[derive(Debug)]
 struct Processes {
-    store: Store,
+    watch: Arc<Watch>,
     device: Device,
     options: Options,
 }
 
+impl Processes {
+    /// Waits until all ranks have come to the store.
+    fn meet(&self, grid: &Grid) -> Result<()> {
+        let store = self.watch.store();
+        let (rank, keys) = (grid.rank(), (0..grid.world_size()).map(|rank| format!("here/{rank}")).collect::<Vec<_>>());
+        let refused = |source: BoxError| Error::Connect { group: "world".to_owned(), rank, source };
+        store.set(&keys[rank], b"here").map_err(|error| refused(error.into()))?;
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        store.wait(&keys, self.options.connect_timeout).map_err(|error| {
+            let missing = (0..keys.len()).filter(|&other| store.check(keys[other]).is_ok_and(|here| !here));
+            let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+            match missing.is_empty() {
+                true => refused(error.into()),
+                false => {
+                    let seconds = self.options.connect_timeout.as_secs_f64();
+                    refused(format!("these ranks did not come within {seconds} s: {}", missing.join(", ")).into())
+                }
+            }
+        })
+    }
+}
+
 impl Backend for Processes {
     fn join(&self, members: &Members) -> Result<Arc<dyn Transport>> {
-        let (rank, size, timeout) = (members.index(), members.size(), self.options.timeout);
+        let Options { connect_timeout, timeout, interface, hostname, verify, .. } = self.options.clone();
+        let (rank, size) = (members.index(), members.size());
         // Groups of one view have one name: their first rank tells them apart.
-        let store = self.store.prefix(&format!("group/{}/{}", members.name(), members.ranks()[0]));
+        let store = self.watch.store().prefix(&format!("group/{}/{}", members.name(), members.ranks()[0]));
         let joined = match self.device {
-            Device::Cuda(_) => ProcessGroup::nccl(&store, rank, size, &NcclOptions { timeout, ..NcclOptions::default() }),
+            Device::Cuda(_) => {
+                ProcessGroup::nccl(&store, rank, size, &NcclOptions { timeout, ..NcclOptions::default() })
+            }
             _ => {
-                let (interface, hostname) = (self.options.interface.clone(), self.options.hostname.clone());
+                // One number for connecting and for operations, whose waits end by themselves when they should.
+                let timeout = timeout.max(connect_timeout);
                 ProcessGroup::gloo(&store, rank, size, &GlooOptions { timeout, interface, hostname })
             }
         };
-        let group = joined.map_err(|error| members.connect(error))?;
-        let witness = Witness::new(members.clone(), self.store.clone(), timeout);
-        Ok(Arc::new(C10d::new(group, self.device, witness, self.options.verify)))
+        let group = Arc::new(joined.map_err(|error| match self.watch.failed() {
+            Some((rank, reason)) => Error::PeerFailed { rank: Some(rank), reason },
+            None => members.connect(error),
+        })?);
+        self.watch.add(&group);
+        let witness = Witness::new(members.clone(), self.watch.clone(), timeout);
+        Ok(Arc::new(C10d::new(group, self.device, witness, verify)))
     }
 
     fn fail(&self, rank: usize, reason: &str) {
-        witness::announce(&self.store, rank, reason);
+        self.watch.announce(rank, reason);
     }
 }

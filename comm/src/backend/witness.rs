@@ -4,15 +4,12 @@
 //! word in the store, and so does one whose wait takes too long: of the ranks that a collective waits for, those that
 //! are silent are the ones that did not enter.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrotitan_ext::store::Store;
-
+use super::watch::Watch;
 use crate::{BoxError, Error, Members, Op};
-
-/// The key under which the first rank that fails says so.
-const FAILED: &str = "failed";
 
 /// How long to look for the word of another rank.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,38 +18,22 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(super) struct Witness {
     members: Members,
-    /// Shared by all groups.
-    store: Store,
+    watch: Arc<Watch>,
     timeout: Duration,
 }
 
-/// Leaves word that `rank` has failed, unless another rank was first.
-pub(super) fn announce(store: &Store, rank: usize, reason: &str) {
-    if store.add("failures", 1).is_ok_and(|count| count == 1) {
-        let told = store.set(FAILED, format!("{rank}\n{reason}").as_bytes());
-        if let Err(error) = told {
-            tracing::debug!("the other ranks could not be told of the failure: {error}");
-        }
-    }
-}
-
-/// Who has left word of a failure, and why it failed.
-fn announced(store: &Store) -> Option<(usize, String)> {
-    if !store.check(FAILED).ok()? {
-        return None;
-    }
-    let word = String::from_utf8(store.get(FAILED).ok()?).ok()?;
-    let (rank, reason) = word.split_once('\n')?;
-    Some((rank.parse().ok()?, reason.to_owned()))
-}
-
 impl Witness {
-    pub(super) fn new(members: Members, store: Store, timeout: Duration) -> Self {
-        Witness { members, store, timeout }
+    pub(super) fn new(members: Members, watch: Arc<Watch>, timeout: Duration) -> Self {
+        Witness { members, watch, timeout }
     }
 
     pub(super) fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// How long this rank waits for others.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Words an error that ended a call.
@@ -61,12 +42,10 @@ impl Witness {
             Some(error) => (error.is_timeout(), is_loss(&error.to_string())),
             None => (false, false),
         };
-        if !timed_out && !lost {
-            return self.members.backend(op, error);
-        }
-        // A failed rank leaves word before its connections break, but the word may be slower.
         let late = timed_out.then(|| self.late(op, sequence));
-        if let Some((rank, reason)) = self.poll(|| announced(&self.store), timed_out) {
+        // A failed rank leaves word before its connections break, but the word may be slower.
+        let patience = if lost { PATIENCE.min(self.timeout) } else { Duration::ZERO };
+        if let Some((rank, reason)) = self.watch.ask(patience) {
             return Error::PeerFailed { rank: Some(rank), reason };
         }
         match late {
@@ -74,36 +53,30 @@ impl Witness {
                 let (group, rank) = (self.members.name().to_string(), self.members.rank());
                 Error::Timeout { op, group, rank, waiting_for, after: self.timeout }
             }
-            None => {
+            None if lost => {
                 let mut others = self.members.ranks().iter().filter(|&&rank| rank != self.members.rank());
                 let only = others.next().filter(|_| self.members.size() == 2).copied();
-                Error::PeerFailed { rank: only, reason: error.to_string() }
+                Error::PeerFailed { rank: only, reason: self.members.backend(op, error).to_string() }
             }
+            None => self.members.backend(op, error),
         }
     }
 
     /// Leaves word that this rank has waited too long, and gives the ranks that do not say the same.
     fn late(&self, op: Op, sequence: u64) -> Vec<usize> {
+        let store = self.watch.store();
         let class = if op.is_point_to_point() { "message" } else { "collective" };
         let key = |rank: usize| format!("late/{}/{class}/{sequence}/{rank}", self.members.name());
-        if self.store.set(&key(self.members.rank()), b"late").is_err() {
+        if store.set(&key(self.members.rank()), b"late").is_err() {
             return Vec::new();
         }
-        let silent = || -> Vec<usize> {
-            let ranks = self.members.ranks().iter().copied();
-            ranks.filter(|&rank| !self.store.check(&key(rank)).unwrap_or(true)).collect()
-        };
         // The others began to wait at another time, and may say so a little later.
-        self.poll(|| silent().is_empty().then(Vec::new), false).unwrap_or_else(silent)
-    }
-
-    /// Asks until there is an answer, or patience ends; `once` has none.
-    fn poll<T>(&self, ask: impl Fn() -> Option<T>, once: bool) -> Option<T> {
         let end = Instant::now() + PATIENCE.min(self.timeout);
         loop {
-            let answer = ask();
-            if answer.is_some() || once || Instant::now() >= end {
-                return answer;
+            let ranks = self.members.ranks().iter().copied();
+            let silent: Vec<_> = ranks.filter(|&rank| !store.check(&key(rank)).unwrap_or(true)).collect();
+            if silent.is_empty() || Instant::now() >= end {
+                return silent;
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -27,7 +27,8 @@ fn start(group: &Group, case: &Case, number: u64) -> Result<(Pending<Tensor>, Te
     let shape = case.shape_with(case.axis, case.sizes[0] * group.size());
     let own = case.own(group, &shape)?;
     let all = ranks_values(group, case, |_| shape.clone())?;
-    let part = |tensor: &Tensor| tensor.narrow(case.axis as i64, (group.rank() * case.sizes[0]) as i64, case.sizes[0] as i64);
+    let part =
+        |tensor: &Tensor| tensor.narrow(case.axis as i64, (group.rank() * case.sizes[0]) as i64, case.sizes[0] as i64);
     let sum = || all[1..].iter().fold(all[0].shallow_clone(), |sum, tensor| sum + tensor);
     let (pending, expected) = match number % 4 {
         0 => (group.all_reduce_start(&own, ReduceOp::Sum), sum()),

@@ -43,7 +43,8 @@ impl Form {
             Form::AllReduce | Form::Copy => case.shape_with(case.axis, case.sizes[0]),
             Form::AllToAll => {
                 let mut shape = case.shape_with(case.axis, total);
-                shape[case.other_axis] = if case.axis == case.other_axis { total } else { case.other_sizes[rank] } as i64;
+                shape[case.other_axis] =
+                    if case.axis == case.other_axis { total } else { case.other_sizes[rank] } as i64;
                 shape
             }
         }

@@ -36,7 +36,12 @@ pub trait Ranks {
     ///
     /// # Errors
     /// The error of the first rank whose body failed, among those that this call ran.
-    fn run(&self, degrees: Degrees, timeout: Duration, body: &(dyn Fn(&DeviceMesh) -> Verdict + Sync)) -> crate::Result<()>;
+    fn run(
+        &self,
+        degrees: Degrees,
+        timeout: Duration,
+        body: &(dyn Fn(&DeviceMesh) -> Verdict + Sync),
+    ) -> crate::Result<()>;
 
     /// A timeout that is short for a test, and long enough to connect.
     fn short(&self) -> Duration;

@@ -185,8 +185,7 @@ pub(super) fn subgroups(ranks: &dyn Ranks) -> Verdict {
                     ensure(place == expected, || format!("{view} is {place:?} instead of {expected:?}"))?;
                     for seed in 0..4 + seed as u64 {
                         let case = Case::draw(seed ^ 0x7375_6267, &Case::NUMBERS);
-                        let checks =
-                            [check_all_gather, check_all_to_all, check_ring, reducing::check_reduce_scatter];
+                        let checks = [check_all_gather, check_all_to_all, check_ring, reducing::check_reduce_scatter];
                         let checked = checks.iter().try_for_each(|check| check(&group, &case));
                         checked.map_err(|found| format!("{view}, {case:?}: {found}"))?;
                     }

@@ -40,6 +40,12 @@ fn figures(timeline: &Timeline) -> String {
     )
 }
 
+/// How much of a width a unit of time takes. Nothing, where nothing takes time, or so little that it cannot be
+/// divided by.
+fn scale(width: f64, makespan: f64) -> f64 {
+    if makespan > 1e-250 { width / makespan } else { 0.0 }
+}
+
 /// A number with as many digits as tell something: about four.
 fn number(value: f64) -> String {
     let size = value.abs();

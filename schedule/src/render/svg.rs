@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{figures, number, tick};
+use super::{figures, number, scale, tick};
 use crate::action::{Action, Kind, Step};
 use crate::timeline::Timeline;
 
@@ -46,7 +46,7 @@ pub fn svg(timeline: &Timeline) -> String {
     let digits = digits.map(|action| action.microbatch).max().unwrap_or(0).to_string().len();
     let wanted = (digits as f64 * DIGIT + 8.0) * makespan / shortest.fold(f64::INFINITY, f64::min);
     let inner = if wanted.is_finite() { wanted.clamp(*WIDTHS.start(), *WIDTHS.end()) } else { *WIDTHS.start() };
-    let picture = Picture { timeline, inner, scale: if makespan > 0.0 { inner / makespan } else { 0.0 } };
+    let picture = Picture { timeline, inner, scale: scale(inner, makespan) };
 
     let (width, bottom) = (LEFT + inner + RIGHT, TOP + ranks as f64 * ROW);
     let height = bottom + LEGEND;

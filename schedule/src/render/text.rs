@@ -1,6 +1,6 @@
 //! Timelines in letters.
 
-use super::{figures, number, tick};
+use super::{figures, number, scale, tick};
 use crate::action::Step;
 use crate::timeline::{Span, Timeline};
 
@@ -11,12 +11,12 @@ const MAX_COLUMNS: f64 = 2000.0;
 const TICK: f64 = 8.0;
 
 /// A row for each rank, under a time axis: a step is its text and as many `-` as it lasts, idle time is dots. Columns
-/// are wide enough for the shortest step, so a line can be long. Microbatches stand after the letter of the kind, stages
-/// before it, as in a CSV; overlapped pairs are `0F3;3B1`.
+/// are wide enough for the shortest step, so a line can be long. Microbatches stand after the letter of the kind,
+/// stages before it, as in a CSV; overlapped pairs are `0F3;3B1`.
 pub fn text(timeline: &Timeline) -> String {
     let ranks = timeline.ranks();
     let makespan = timeline.makespan();
-    let widest = if makespan > 0.0 { MAX_COLUMNS / makespan } else { 0.0 };
+    let widest = scale(MAX_COLUMNS, makespan);
     // Columns for a unit of time.
     let scale = ranks
         .iter()
@@ -71,8 +71,7 @@ fn axis(makespan: f64, scale: f64, columns: usize) -> String {
         return axis;
     }
     let between = tick(TICK / scale);
-    let mut ticks = (0..).map(|at| at as f64 * between).take_while(|&time| time <= makespan);
-    while let Some(time) = ticks.next() {
+    for time in (0..).map(|at| f64::from(at) * between).take_while(|&time| time <= makespan) {
         let at = column(time, scale);
         // A long number may reach into the next tick's place; then that is left out.
         if axis.is_empty() || axis.len() < at {

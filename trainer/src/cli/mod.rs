@@ -24,7 +24,7 @@ struct Usage(String);
 
 /// Trains large language models on any mesh.
 #[derive(Debug, Parser)]
-#[command(name = "ferrotitan", version, about, max_term_width = 120)]
+#[command(name = "ferrotitan", version, max_term_width = 120)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

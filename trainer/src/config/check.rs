@@ -4,9 +4,8 @@ use super::available::{leftover_shards, unavailable};
 use super::nearest::nearest;
 use super::problem::Problem;
 use super::sections::{BackendChoice, CommMode, DtypeName};
-use super::{Config, check_values};
+use super::{Config, check_values, shape::shape};
 use ferrotitan_mesh::Degrees;
-use ferrotitan_nn::llama::LlamaConfig;
 
 /// What a run finds around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,78 +54,6 @@ pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
         Err(problem) => problems.push(problem),
     }
     problems
-}
-
-/// The shape of the model: the flavor's, with what the config says otherwise.
-///
-/// # Errors
-/// When there is no such model, or its sizes do not fit each other.
-pub fn shape(config: &Config) -> Result<LlamaConfig, Vec<Problem>> {
-    let model = &config.model;
-    if model.name != "llama3" {
-        let problem = Problem::new(&["model.name"], format!("there is no model `{}`", model.name));
-        return Err(vec![problem.help("the models are llama3")]);
-    }
-    // TorchTitan's debug model has a vocabulary of its own, the others have Llama 3's.
-    let vocabulary = if model.flavor.eq_ignore_ascii_case("debugmodel") { 2048 } else { 128_256 };
-    let Ok(mut shape) = LlamaConfig::flavor(&model.flavor, model.vocab_size.unwrap_or(vocabulary)) else {
-        let names: Vec<_> = LlamaConfig::flavors().collect();
-        let near = nearest(&model.flavor, names.iter().copied()).unwrap_or_default();
-        let problem = Problem::new(&["model.flavor"], format!("llama3 has no flavor `{}`", model.flavor));
-        return Err(vec![problem.help(format!("the nearest is `{near}`; there are {}", names.join(", ")))]);
-    };
-    shape.n_layers = model.n_layers.unwrap_or(shape.n_layers);
-    shape.dim = model.dim.unwrap_or(shape.dim);
-    shape.hidden_dim = model.ffn_dim.unwrap_or(shape.hidden_dim);
-    shape.n_heads = model.n_heads.unwrap_or(shape.n_heads);
-    shape.n_kv_heads = model.n_kv_heads.unwrap_or(shape.n_kv_heads);
-    shape.rope_theta = model.rope_theta.unwrap_or(shape.rope_theta);
-    shape.norm_eps = model.norm_eps.unwrap_or(shape.norm_eps);
-    shape.tied_embeddings = model.tie_embeddings.unwrap_or(shape.tied_embeddings);
-
-    let mut problems = Vec::new();
-    let sizes = [
-        ("model.vocab_size", shape.vocab_size),
-        ("model.n_layers", shape.n_layers),
-        ("model.dim", shape.dim),
-        ("model.ffn_dim", shape.hidden_dim),
-        ("model.n_heads", shape.n_heads),
-        ("model.n_kv_heads", shape.n_kv_heads),
-    ];
-    for (key, size) in sizes {
-        // A trillion is more than any model has of anything, and keeps products within 64 bits.
-        if !(1..=1 << 24).contains(&size) {
-            problems.push(Problem::new(&[key], format!("`{key}` is {size}, and must be from 1 to 16777216")));
-        }
-    }
-    if problems.is_empty() {
-        let (dim, heads, kv_heads) = (shape.dim, shape.n_heads, shape.n_kv_heads);
-        if !dim.is_multiple_of(heads) {
-            let message = format!("{heads} heads do not divide a width of {dim}");
-            let help = format!("`model.n_heads` may be {}", divisors_near(dim, heads));
-            problems.push(Problem::new(&["model.n_heads", "model.dim"], message).help(help));
-        } else if !(dim / heads).is_multiple_of(2) {
-            let message = format!("a width of {dim} over {heads} heads gives heads of {}", dim / heads);
-            let problem = Problem::new(&["model.n_heads", "model.dim"], message);
-            problems.push(problem.help("the rotary embedding needs an even number"));
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            let message = format!("{kv_heads} key-value heads do not divide {heads} heads");
-            let help = format!("`model.n_kv_heads` may be {}", divisors_near(heads, kv_heads));
-            problems.push(Problem::new(&["model.n_kv_heads", "model.n_heads"], message).help(help));
-        }
-    }
-    if problems.is_empty() { Ok(shape) } else { Err(problems) }
-}
-
-/// The divisors of `n` on both sides of `wish`.
-fn divisors_near(n: usize, wish: usize) -> String {
-    let below = (1..wish.min(n + 1)).rev().find(|d| n.is_multiple_of(*d));
-    let above = (wish.max(1)..=n).find(|d| n.is_multiple_of(*d));
-    match (below, above) {
-        (Some(below), Some(above)) => format!("{below} or {above}"),
-        (one, other) => one.or(other).unwrap_or(1).to_string(),
-    }
 }
 
 /// The mesh that the config asks for among the ranks that there are.

@@ -121,9 +121,11 @@ fn parsed(text: &str) -> Option<toml::Value> {
     if is_truth(text) {
         return Some(toml::Value::Boolean(text.eq_ignore_ascii_case("true")));
     }
-    let value = text.parse::<toml::Value>().ok()?;
     // A date would never be meant.
-    (!value.is_datetime()).then_some(value)
+    let value = text.parse().ok().filter(|value: &toml::Value| !value.is_datetime());
+    // `.5` and `1.` are numbers to everybody but TOML.
+    let is_number = text.contains(|c: char| c.is_ascii_digit());
+    value.or_else(|| Some(toml::Value::Float(text.parse().ok().filter(|_| is_number)?)))
 }
 
 /// The keys that a path stands among.

@@ -77,6 +77,11 @@ impl Loaded {
         let found = found.into_iter().filter(|problem| !follows(problem)).collect();
         let mut all = self.problems.clone();
         all.extend(self.place(found));
+        // In the order of the file; what is not in it comes last.
+        all.sort_by_key(|problem| match problem.places.first() {
+            Some((_, Origin::File(span))) => span.start,
+            _ => usize::MAX,
+        });
         all
     }
 

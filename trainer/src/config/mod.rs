@@ -17,6 +17,7 @@ mod renamed;
 mod report;
 pub mod section;
 pub mod sections;
+mod shape;
 mod show;
 mod tree;
 
@@ -27,6 +28,7 @@ pub use load::{LoadError, Loaded};
 pub use nearest::nearest;
 pub use problem::{Note, Origin, Problem};
 pub use report::Reporter;
+pub use shape::shape;
 pub use show::show;
 
 use section::section;

@@ -4,7 +4,8 @@ use super::section::{self, Key};
 
 /// The nearest of some words, however far; `None` where there are none.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known.into_iter().max_by(|a, b| likeness(word, a).total_cmp(&likeness(word, b)))
+    // The first of equals: sections and keys stand in the order of their importance.
+    known.into_iter().min_by(|a, b| likeness(word, b).total_cmp(&likeness(word, a)))
 }
 
 /// 0 for words that have nothing in common, 1 for the same word.
@@ -22,7 +23,7 @@ pub(super) fn nearest_path(path: &str, siblings: &'static [Key]) -> Option<Strin
     // The right key in the wrong section is the likelier mistake, unless a key beside it is almost the same.
     let paths = section::paths();
     let elsewhere = paths.iter().filter_map(|path| Some((path, likeness(name, path.rsplit_once('.')?.1))));
-    let elsewhere = elsewhere.max_by(|a, b| a.1.total_cmp(&b.1));
+    let elsewhere = elsewhere.min_by(|a, b| b.1.total_cmp(&a.1));
     match (beside, elsewhere) {
         (_, Some((path, likeness))) if likeness >= 0.9 && likeness > likeness_beside => Some(path.clone()),
         (Some(name), _) if parent.is_empty() => Some(name.to_owned()),

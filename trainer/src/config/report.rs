@@ -26,7 +26,7 @@ impl Reporter {
             .terminal_links(false)
             .force_graphical(true)
             .width(self.width)
-            .context_lines(0)
+            .context_lines(1)
             .build();
         let source = NamedSource::new(&loaded.name, loaded.text.clone());
         let mut out = String::new();
@@ -85,10 +85,15 @@ impl Diagnostic for Located<'_> {
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         let spans = self.problem.places.iter().filter_map(|(_, origin)| match origin {
-            Origin::File(span) => Some(LabeledSpan::new_with_span(None, (span.start, span.len()))),
+            Origin::File(span) => Some((span.start, span.len())),
             _ => None,
         });
-        Some(Box::new(spans))
+        // The first is the one to change, and gives the line that is named.
+        let labels = spans.enumerate().map(|(index, span)| match index {
+            0 => LabeledSpan::new_primary_with_span(None, span),
+            _ => LabeledSpan::new_with_span(None, span),
+        });
+        Some(Box::new(labels))
     }
 }
 

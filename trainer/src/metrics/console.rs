@@ -107,7 +107,7 @@ mod tests {
 
     fn step(step: u64) -> StepMetrics {
         let memory = Memory { bytes: 3 << 29, capacity: Some(6 << 30) };
-        let (loss, grad_norm) = (7.62345, 1.45);
+        let (loss, grad_norm) = (7.6234, 1.45);
         StepMetrics { step, loss, grad_norm, tokens: 32_768 * step, seconds: 1.0, memory, ..StepMetrics::default() }
     }
 

@@ -1,6 +1,7 @@
 //! Which text a run reads, through which tokenizer.
 
-use crate::config::Config;
+use crate::config::{Config, Problem};
+use ferrotitan_data as data;
 use std::path::PathBuf;
 
 /// What turns text into tokens.
@@ -10,6 +11,36 @@ pub enum Tokenizer {
     Byte,
     /// A `tokenizer.json`, or a folder that has one.
     File(PathBuf),
+}
+
+impl Tokenizer {
+    /// The one that a config names.
+    pub(crate) fn of(config: &Config) -> Self {
+        match (&config.model.tokenizer_path, &config.model.hf_assets_path) {
+            (Some(path), _) if path == "byte" => Self::Byte,
+            (Some(path), _) | (None, Some(path)) => Self::File(path.into()),
+            (None, None) => Self::Byte,
+        }
+    }
+
+    /// Loads it.
+    ///
+    /// # Errors
+    /// When its file is missing or corrupt.
+    pub fn load(&self) -> ferrotitan_data::Result<Box<dyn data::Tokenizer>> {
+        Ok(match self {
+            Self::Byte => Box::new(data::ByteTokenizer),
+            Self::File(path) => Box::new(data::HfTokenizer::from_file(path)?),
+        })
+    }
+
+    /// How many tokens it knows.
+    pub(crate) fn vocabulary(&self) -> Result<usize, Problem> {
+        let keys = ["model.tokenizer_path", "model.hf_assets_path"];
+        let loaded =
+            self.load().map_err(|error| Problem::new(&keys, format!("the tokenizer cannot be read: {error}")))?;
+        Ok(loaded.vocab_size())
+    }
 }
 
 /// Where text comes from.
@@ -75,15 +106,10 @@ impl DataPlan {
         let training = &config.training;
         let pass = training.local_batch_size * data_parallel_ranks as u64;
         let global = u64::try_from(training.global_batch_size).unwrap_or(pass);
-        let tokenizer = match (&config.model.tokenizer_path, &config.model.hf_assets_path) {
-            (Some(path), _) if path == "byte" => Tokenizer::Byte,
-            (Some(path), _) | (None, Some(path)) => Tokenizer::File(path.into()),
-            (None, None) => Tokenizer::Byte,
-        };
         Self {
             corpus: Corpus::of(&training.dataset, training.dataset_path.as_deref(), &training.dataset_text_field),
             max_bytes: training.dataset_max_bytes,
-            tokenizer,
+            tokenizer: Tokenizer::of(config),
             seq_len: training.seq_len as usize,
             local_batch: training.local_batch_size as usize,
             global_batch: global as usize,

@@ -4,7 +4,7 @@ use super::data::{DataPlan, ValidationPlan};
 use super::precision::Precision;
 use crate::config::check::{self, Surroundings};
 use crate::config::sections::{AttnMask, BackendChoice, CheckpointMode, DecayType, MfuConvention};
-use crate::config::{Config, Note, Problem};
+use crate::config::{Config, Note, Problem, shape};
 use ferrotitan_mesh::Degrees;
 use ferrotitan_nn::llama::LlamaConfig;
 use std::path::PathBuf;
@@ -129,7 +129,7 @@ impl Plan {
             return Err(problems);
         }
         let degrees = check::degrees(config, around).map_err(|problem| vec![problem])?;
-        let model = check::shape(config)?;
+        let model = shape(config)?;
         let choice = check::backend_choice(config).map_err(|problem| vec![problem])?;
         let mut notes = Vec::new();
 

@@ -4,13 +4,12 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use ferrotitan_data::{
-    BuildOptions, ByteTokenizer, CargoRegistry, Dataset, DatasetOptions, Files, Format, HfTokenizer, Progress, Source,
-    Split, TokenStore, Tokenizer,
+    BuildOptions, CargoRegistry, Dataset, DatasetOptions, Files, Format, Progress, Source, Split, TokenStore, Tokenizer,
 };
 
-use crate::plan::{self, Corpus, Plan};
+use crate::plan::{Corpus, Plan};
 
 /// Part of the documents that training does not see where no other text is named for validation.
 const HELD_OUT: f64 = 0.02;
@@ -25,7 +24,13 @@ pub(super) struct Corpora {
 impl Corpora {
     /// Opens the tokenized text, tokenizing it first where that has not been done.
     pub(super) fn open(plan: &Plan) -> anyhow::Result<Self> {
-        let tokenizer = tokenizer(plan)?;
+        let tokenizer = plan.data.tokenizer.load()?;
+        ensure!(
+            tokenizer.vocab_size() <= plan.model.vocab_size,
+            "the tokenizer has {} tokens, and the model's vocabulary {}; raise model.vocab_size",
+            tokenizer.vocab_size(),
+            plan.model.vocab_size
+        );
         let store = open(&plan.data.corpus, plan, &*tokenizer)?;
         let held_out = match &plan.validation {
             Some(validation) if validation.corpus.is_none() => HELD_OUT,
@@ -51,14 +56,6 @@ impl Corpora {
         };
         Ok(Self { training: Arc::new(Dataset::new(store, training).context("the training data")?), validation })
     }
-}
-
-/// The tokenizer that a plan names.
-pub(crate) fn tokenizer(plan: &Plan) -> anyhow::Result<Box<dyn Tokenizer>> {
-    Ok(match &plan.data.tokenizer {
-        plan::Tokenizer::Byte => Box::new(ByteTokenizer),
-        plan::Tokenizer::File(path) => Box::new(HfTokenizer::from_file(path)?),
-    })
 }
 
 fn open(corpus: &Corpus, plan: &Plan, tokenizer: &dyn Tokenizer) -> anyhow::Result<Arc<TokenStore>> {

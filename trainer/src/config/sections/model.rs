@@ -23,7 +23,7 @@ section! {
         /// Ferrotitan: what a token sees. "causal": all tokens before it in its sequence. "block_causal": those of them
         /// that are of its document.
         pub attn_mask_type: AttnMask = AttnMask::Causal,
-        /// Ferrotitan: tokens of the vocabulary, instead of the flavor's.
+        /// Ferrotitan: tokens of the vocabulary, instead of the tokenizer's.
         pub vocab_size: Option<usize> = None,
         /// Ferrotitan: transformer blocks, instead of the flavor's.
         pub n_layers: Option<usize> = None,

@@ -1,17 +1,14 @@
 //! Other features inside tensor parallelism: other products, deferred weight gradients, reduced precision, logits.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use crate::support::{HOW, Outcome, assert_parity, batch, config, divided, largest_difference, on_ranks, single, step};
 use ferrotitan_ext::autograd;
 use ferrotitan_nn::llama::{LlamaConfig, build};
 use ferrotitan_nn::mesh::Grid;
 use ferrotitan_nn::{Batch, Gemm, Materialize, Model, Native, Result, Seam};
 use ferrotitan_tp::Options;
-use support::{HOW, Outcome, assert_parity, batch, config, divided, largest_difference, on_ranks, single, step};
 use tch::{Kind, Tensor};
 
 fn replace_gemms(model: &mut Model, gemm: impl Fn(&str) -> Arc<dyn Gemm>) {
@@ -149,28 +146,31 @@ fn logits_without_labels_are_whole_on_every_rank() {
     }
 }
 
-/// In bf16 the ranks' sums are in another order than one rank's: the two differ by no more than a few roundings, and
-/// gradients that are summed over ranks are summed in the parameters' own dtype.
+/// In bf16 the ranks' sums are taken in another order than one rank's. So the two differ, but neither is further from
+/// the values in fp32 than the other's own rounding explains; and gradients that are summed over ranks are summed in the
+/// parameters' own dtype.
 #[test]
 fn reduced_precision_stays_within_rounding() {
     let config = config(8, 2, 24, 32);
-    let how = Materialize { kind: Kind::Float, compute: Some(Kind::BFloat16), ..HOW };
-    let run = |model: &mut Model, mesh: &dyn ferrotitan_nn::mesh::Mesh| {
-        model.materialize(&how, mesh).unwrap();
+    let run = |model: &mut Model, compute: Option<Kind>, mesh: &dyn ferrotitan_nn::mesh::Mesh| {
+        model.materialize(&Materialize { kind: Kind::Float, compute, ..HOW }, mesh).unwrap();
         step(model, &batch(2, 8, 32), mesh)
     };
-    let expected = run(&mut build(&config).unwrap(), &Grid::single());
+    let exact = run(&mut build(&config).unwrap(), None, &Grid::single());
+    let alone = run(&mut build(&config).unwrap(), Some(Kind::BFloat16), &Grid::single());
+    let (rounding, _) = largest_difference(&exact, &[alone]);
     let ranks = on_ranks(4, |mesh| {
         let mark = mesh.recorder().mark();
-        let outcome = run(&mut divided(&config, &mesh, Options::default()).unwrap(), &mesh);
+        let mut model = divided(&config, &mesh, Options::default()).unwrap();
+        let outcome = run(&mut model, Some(Kind::BFloat16), &mesh);
         let sums = mesh.recorder().since(mark);
         let sums = sums.iter().filter(|event| event.op == ferrotitan_comm::Op::AllReduce);
         assert!(sums.clone().count() > 8 && sums.clone().all(|event| event.kind == Kind::Float));
         outcome
     });
     assert!(ranks[0].gradients.iter().all(|(_, _, gradient)| gradient.kind() == Kind::Float));
-    let (difference, what) = largest_difference(&expected, &ranks);
-    assert!(difference < 0.1, "{what} differs by {difference}");
+    let (difference, what) = largest_difference(&exact, &ranks);
+    assert!(difference > 0.0 && difference < 2.0 * rounding, "{what} is off by {difference}, one rank by {rounding}");
 }
 
 #[test]

@@ -1,16 +1,13 @@
 //! What travels between the ranks, and when.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use crate::support::{HOW, batch, config, divided, on_ranks};
 use ferrotitan_comm::{Event, Op};
 use ferrotitan_nn::llama::LlamaConfig;
 use ferrotitan_nn::{Gemm, Model, Native, Result, Seam};
 use ferrotitan_tp::Options;
-use support::{HOW, batch, config, divided, on_ranks};
 use tch::Tensor;
 
 /// The events of one rank's forward and backward pass.
