@@ -140,3 +140,110 @@ impl Loss for VocabularyCrossEntropy {
         })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use ferrotitan_comm::{Op, threads};
+    use ferrotitan_mesh::rng::Distribution;
+    use ferrotitan_mesh::{Degrees, Grid, Mesh, Parts, View};
+    use ferrotitan_nn::{ChunkedCrossEntropy, Parameter, Plain, Projection};
+    use proptest::prelude::*;
+    use tch::Device;
+
+    use super::*;
+
+    const DIM: usize = 6;
+
+    fn head(vocabulary: usize, mesh: &dyn Mesh) -> Plain {
+        let projection = Projection::new("output", DIM, vocabulary, Distribution::Normal { mean: 0.0, std: 0.5 });
+        let layout = projection.weight.layout().shard(View::TP, 0, Parts::Even).unwrap();
+        projection.weight.set_layout(layout);
+        projection.weight.materialize(1, Kind::Double, Device::Cpu, mesh).unwrap();
+        Plain::new(vec![projection])
+    }
+
+    fn hidden(seed: u64, shape: &[usize]) -> Tensor {
+        let parameter = Parameter::new("x", shape, Distribution::Normal { mean: 0.0, std: 3.0 });
+        parameter.materialize(seed, Kind::Double, Device::Cpu, &Grid::single()).unwrap();
+        parameter.local().unwrap().detach().set_requires_grad(true)
+    }
+
+    /// The loss, and the gradients of the hidden states and of the head's weight.
+    fn run(loss: &mut dyn Loss, hidden: &Tensor, head: &Plain, labels: &Tensor) -> [Tensor; 3] {
+        let sum = loss.forward(hidden, head, labels).unwrap();
+        (&sum * 0.25).backward();
+        let weight = head.projections()[0].weight.gradient().unwrap().unwrap();
+        [sum.detach(), hidden.grad().copy(), weight.copy()]
+    }
+
+    fn close(ours: &Tensor, theirs: &Tensor) -> bool {
+        ours.size() == theirs.size() && (ours.numel() == 0 || (ours - theirs).abs().max().double_value(&[]) < 1e-11)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Chunk by chunk, over any number of ranks, some of which may hold no token.
+        #[test]
+        fn split_logits_give_the_loss_of_whole_ones(
+            (rows, sequence) in (1_usize..3, 1_usize..9), vocabulary in 1_usize..30, held in 1_usize..60,
+            tp in 1_usize..6, sequence_parallel: bool, seed: u64,
+        ) {
+            let tokens = (rows * sequence) as i64;
+            let make_labels = || {
+                let labels = (Tensor::arange(tokens, (Kind::Int64, Device::Cpu)) * 7 + 3).remainder(vocabulary as i64);
+                let labels = labels.masked_fill(&Tensor::arange(tokens, (Kind::Int64, Device::Cpu)).remainder(4).eq(1), IGNORE_INDEX);
+                labels.view([rows as i64, sequence as i64])
+            };
+            let shape = [rows, sequence, DIM];
+            let whole = head(vocabulary, &Grid::single());
+            let expected = run(&mut ChunkedCrossEntropy { logits: held }, &hidden(seed, &shape), &whole, &make_labels());
+
+            let limits = threads::Options { timeout: Duration::from_secs(30), ..threads::Options::default() };
+            let ranks = threads::run(Degrees { tp, ..Degrees::default() }, &limits, |mesh| {
+                let residual = Residual::new(mesh.group(View::TP)?, sequence_parallel, 1);
+                residual.set_length(sequence as i64);
+                let own = share(sequence, if sequence_parallel { mesh.rank() } else { 0 }, if sequence_parallel { tp } else { 1 });
+                let x = hidden(seed, &shape).detach().narrow(1, own.start as i64, own.len() as i64).set_requires_grad(true);
+                let head = head(vocabulary, &mesh);
+                let found = run(&mut VocabularyCrossEntropy::new(residual, held), &x, &head, &make_labels());
+                let chunk = (held / vocabulary.div_ceil(tp)).max(1);
+                let sums = mesh.recorder().events().iter().filter(|event| event.op == Op::AllReduce && event.shape.len() == 1).count();
+                let region = head.projections()[0].weight.layout().local_region(&mesh);
+                Ok::<_, ferrotitan_comm::Error>((found, own, region.offset[0], sums, (rows * sequence).div_ceil(chunk)))
+            });
+            for ([loss, dx, dw], own, first, sums, chunks) in ranks.unwrap() {
+                prop_assert!(close(&loss, &expected[0]));
+                prop_assert!(close(&dx, &expected[1].narrow(1, own.start as i64, own.len() as i64)));
+                prop_assert!(close(&dw, &expected[2].narrow(0, first as i64, dw.size()[0])));
+                prop_assert_eq!(sums, if tp == 1 { 0 } else { 3 * chunks });
+            }
+        }
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let group = Group::single(Device::Cpu);
+        let logits = Tensor::from_slice(&[1e30_f32, -1e30, 0.0, 88.0, 89.0, 90.0]).view([2, 3]).set_requires_grad(true);
+        let labels = Tensor::from_slice(&[0_i64, 2]);
+        let loss = vocabulary_cross_entropy(&logits, &labels, 3, &group).unwrap();
+        loss.backward();
+        let expected = (1.0 + (-1.0_f64).exp() + (-2.0_f64).exp()).ln();
+        assert!((loss.double_value(&[]) - expected).abs() < 1e-6);
+        assert!(logits.grad().isfinite().all().int64_value(&[]) == 1);
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_named() {
+        let group = Group::single(Device::Cpu);
+        let logits = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        let labels = Tensor::zeros([2], (Kind::Int64, Device::Cpu));
+        let message = vocabulary_cross_entropy(&logits, &labels, 4, &group).unwrap_err().to_string();
+        assert!(message.contains("[2, 3]") && message.contains("[tokens, 4]"), "{message}");
+        let message = vocabulary_cross_entropy(&logits, &(labels + 3), 3, &group).unwrap_err().to_string();
+        assert!(message.contains("first of them 3"), "{message}");
+    }
+}

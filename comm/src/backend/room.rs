@@ -180,14 +180,8 @@ impl Room {
         let mut state = self.lock();
         state.intact()?;
         let key = numbered(&mut state.mail.sent, members.index(), to);
-        if let Some(expected) = state.mail.expected.get(&key) {
-            if (&expected.shape, expected.kind) != (&call.shape, call.kind) {
-                let broken = mismatch(members, key.2, (members.index(), &call), (to, expected));
-                let error = broken.error();
-                state.broken = Some(broken);
-                self.changed.notify_all();
-                return Err(error);
-            }
+        if let Some(expected) = state.mail.expected.get(&key).cloned() {
+            self.compare(&mut state, members, key.2, &call, (to, &expected))?;
         }
         state.mail.letters.insert(key, (call, tensor));
         drop(state);
@@ -199,17 +193,30 @@ impl Room {
         let mut state = self.lock();
         state.intact()?;
         let key = numbered(&mut state.mail.awaited, from, members.index());
-        if let Some((sent, _)) = state.mail.letters.get(&key) {
-            if (&sent.shape, sent.kind) != (&call.shape, call.kind) {
-                let broken = mismatch(members, key.2, (members.index(), &call), (from, sent));
-                let error = broken.error();
-                state.broken = Some(broken);
-                self.changed.notify_all();
-                return Err(error);
-            }
+        if let Some(sent) = state.mail.letters.get(&key).map(|(sent, _)| sent.clone()) {
+            self.compare(&mut state, members, key.2, &call, (from, &sent))?;
         }
         state.mail.expected.insert(key, call);
         Ok(key.2)
+    }
+
+    /// Breaks the room when the two ends of a message differ in shape or kind.
+    fn compare(
+        &self,
+        state: &mut State,
+        members: &Members,
+        number: u64,
+        own: &Call,
+        (other, theirs): (usize, &Call),
+    ) -> Result<()> {
+        if (&own.shape, own.kind) == (&theirs.shape, theirs.kind) {
+            return Ok(());
+        }
+        let broken = mismatch(members, number, (members.index(), own), (other, theirs));
+        let error = broken.error();
+        state.broken = Some(broken);
+        self.changed.notify_all();
+        Err(error)
     }
 }
 
@@ -331,7 +338,7 @@ impl Meeting {
         }
         let made = self.made.get_mut(index).and_then(Option::take);
         let written = self.parts[index].as_mut().and_then(Part::take_output);
-        Some(Ok(made.or(written).unwrap_or_else(Tensor::new)))
+        Some(Ok(made.or(written).unwrap_or_default()))
     }
 }
 

@@ -86,10 +86,9 @@ impl Watch {
     /// Leaves word that `rank`, which is this one, has failed, unless another was first; breaks its connections.
     pub(super) fn announce(&self, rank: usize, reason: &str) {
         let store = &self.shared.store;
-        if store.add("failures", 1).is_ok_and(|count| count == 1) {
-            if let Err(error) = store.set(FAILED, format!("{rank}\n{reason}").as_bytes()) {
-                tracing::debug!("the other ranks could not be told of the failure: {error}");
-            }
+        let first = store.add("failures", 1).is_ok_and(|count| count == 1);
+        if first && let Err(error) = store.set(FAILED, format!("{rank}\n{reason}").as_bytes()) {
+            tracing::debug!("the other ranks could not be told of the failure: {error}");
         }
         let mut state = self.shared.lock();
         state.failed.get_or_insert_with(|| (rank, reason.to_owned()));

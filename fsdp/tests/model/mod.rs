@@ -62,7 +62,16 @@ pub struct Outcome {
 pub struct Share {
     pub losses: Vec<f64>,
     pub norms: Vec<f64>,
-    pub parts: Vec<(String, Vec<usize>, Region, Option<Tensor>, Tensor)>,
+    pub parts: Vec<Part>,
+}
+
+/// What one rank has of one parameter.
+pub struct Part {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub region: Region,
+    pub gradient: Option<Tensor>,
+    pub weight: Tensor,
 }
 
 pub fn model(training: &Training) -> Model {
@@ -146,7 +155,8 @@ pub fn train(training: &Training, mesh: &DeviceMesh, model: &mut Model, handle: 
         let layout = parameter.layout();
         let gradient = parameter.gradient().unwrap().map(|gradient| gradient.copy());
         let weight = parameter.local().unwrap().detach().copy();
-        (parameter.name().to_owned(), layout.shape().to_vec(), layout.local_region(mesh), gradient, weight)
+        let (name, shape) = (parameter.name().to_owned(), layout.shape().to_vec());
+        Part { name, shape, region: layout.local_region(mesh), gradient, weight }
     };
     Share { losses, norms, parts: parameters.iter().map(part).collect() }
 }
@@ -182,7 +192,7 @@ pub fn with_options(options: &Options) -> impl Fn(&DeviceMesh) -> Fsdp + Sync {
 /// Puts the ranks' parts together; replicas must be equal to the bit.
 pub fn merge(shares: Vec<Share>) -> Outcome {
     let (mut gradients, mut weights) = (BTreeMap::new(), BTreeMap::new());
-    for (name, shape, region, gradient, weight) in shares.iter().flat_map(|share| &share.parts) {
+    for Part { name, shape, region, gradient, weight } in shares.iter().flat_map(|share| &share.parts) {
         place(&mut weights, name, shape, region, weight);
         if let Some(gradient) = gradient {
             place(&mut gradients, name, shape, region, gradient);

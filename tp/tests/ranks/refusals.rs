@@ -1,6 +1,8 @@
 //! Wrong plans and wrong inputs are errors that say what to change.
 
-use crate::support::{HOW, batch, config, divided, on_ranks};
+use crate::support::{HOW, batch, config, divided, limits, on_ranks};
+use ferrotitan_comm::threads;
+use ferrotitan_mesh::{Degrees, View};
 use ferrotitan_nn::llama::{LlamaConfig, build};
 use ferrotitan_nn::{Batch, Transform};
 use ferrotitan_tp::{Options, Plan, Style, TensorParallel};
@@ -66,6 +68,23 @@ fn a_model_is_divided_once() {
         again.apply(&mut model, &mesh).unwrap_err().to_string()
     });
     assert_says(&messages[0], &["tok_embeddings.weight", "tp"]);
+}
+
+#[test]
+fn a_pipeline_stage_is_divided_by_the_plan_of_the_whole() {
+    let config = config(8, 4, 24, 32);
+    let degrees = Degrees { pp: 2, tp: 2, ..Degrees::default() };
+    let messages = threads::run(degrees, &limits(), |mesh| {
+        let mut model = build(&config)?;
+        let _ = model.layers_mut().split_off(2);
+        TensorParallel::new(mesh.clone(), Options::default(), Plan::llama(&config)).apply(&mut model, &mesh)?;
+        assert!(model.parameters().iter().any(|parameter| parameter.layout().split_view() == View::TP));
+        // What no pattern matches is an error all the same.
+        let silent = Plan::new([("tok_embeddings.weight", Style::Vocabulary)]).unwrap();
+        let refused = TensorParallel::new(mesh.clone(), Options::default(), silent).apply(&mut build(&config)?, &mesh);
+        Ok::<_, ferrotitan_nn::Error>(refused.unwrap_err().to_string())
+    });
+    assert_says(&messages.unwrap()[0], &["layers.0.attention.wq.weight", "says nothing"]);
 }
 
 #[test]
