@@ -17,7 +17,7 @@ fn answers_in_the_shapes_of_a_real_mesh() {
     let (tp, fsdp) = (mesh.group(View::TP).unwrap(), mesh.group(View::FSDP).unwrap());
     let own = Tensor::ones([4, 6], (Kind::BFloat16, Device::Cpu));
     assert_eq!(tp.all_gather(&own, 1).unwrap().size(), [4, 48]);
-    assert_eq!(fsdp.reduce_scatter(&Tensor::cat(&vec![&own; 8], 0), 0).unwrap().size(), [2, 6]);
+    assert_eq!(fsdp.reduce_scatter(&Tensor::cat(&[&own; 8], 0), 0).unwrap().size(), [2, 6]);
     let sizes: Vec<usize> = (0..8).map(|rank| if rank == tp.rank() { 4 } else { rank }).collect();
     let uneven = tp.all_gather_uneven(&own, 0, &sizes).unwrap();
     assert_eq!(uneven.size(), [sizes.iter().sum::<usize>() as i64, 6]);

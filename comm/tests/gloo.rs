@@ -35,7 +35,7 @@ impl Ranks for Gloo {
         thread::scope(|scope| {
             let rank_main = &rank_main;
             let ranks: Vec<_> = Grid::all(degrees)?.map(|grid| scope.spawn(move || rank_main(grid))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            ranks.into_iter().try_for_each(|rank| rank.join().unwrap())
         })
     }
 

@@ -246,3 +246,11 @@ fn sixteen_ranks_are_cheap() {
     assert_eq!(sums.unwrap(), [120.0; 16]);
     assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
 }
+
+#[test]
+fn ranks_may_move_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<(DeviceMesh, Group, ferrotitan_comm::Recorder)>();
+    moved::<ferrotitan_comm::Pending<Tensor>>();
+}

@@ -1,4 +1,5 @@
 //! Ring attention on tensors of one's own: four ranks share a sequence of 1000 tokens in two documents.
+#![allow(clippy::print_stdout)]
 
 use ferrotitan_comm::threads::{Options, run};
 use ferrotitan_cp::{Balance, Mask, Method, Result, attention};

@@ -113,7 +113,9 @@ fn deal(costs: &[u64], ranks: usize) -> Vec<usize> {
     let mut load = vec![0; ranks];
     let mut room = vec![costs.len() / ranks; ranks];
     for chunk in order {
-        let Some(rank) = (0..ranks).filter(|&rank| room[rank] > 0).min_by_key(|&rank| (load[rank], rank)) else { break };
+        let Some(rank) = (0..ranks).filter(|&rank| room[rank] > 0).min_by_key(|&rank| (load[rank], rank)) else {
+            break;
+        };
         owners[chunk] = rank;
         load[rank] += costs[chunk];
         room[rank] -= 1;

@@ -16,7 +16,8 @@ pub(crate) struct Block {
 impl Block {
     /// Number of pairs of a query and a key that it sees.
     pub(crate) fn pairs(&self) -> u64 {
-        let (queries, keys) = ((self.queries.end - self.queries.start) as u64, (self.keys.end - self.keys.start) as u64);
+        let (queries, keys) =
+            ((self.queries.end - self.queries.start) as u64, (self.keys.end - self.keys.start) as u64);
         if self.causal { queries * (queries + 1) / 2 } else { queries * keys }
     }
 }

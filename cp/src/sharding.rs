@@ -31,7 +31,8 @@ impl Sharding {
             return Err(fault("there is no rank; give one list of ranges a rank".into()));
         }
         for (rank, own) in ranges.iter().enumerate() {
-            if own.windows(2).any(|pair| pair[0].end > pair[1].start) || own.iter().any(|range| range.start > range.end) {
+            if own.windows(2).any(|pair| pair[0].end > pair[1].start) || own.iter().any(|range| range.start > range.end)
+            {
                 return Err(fault(format!("the ranges {own:?} of rank {rank} do not ascend")));
             }
         }
@@ -219,7 +220,7 @@ pub(crate) fn chunks(seq: usize, count: usize) -> impl Iterator<Item = Range<usi
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
     use proptest::prelude::*;

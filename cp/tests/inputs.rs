@@ -63,12 +63,16 @@ fn batches_that_do_not_fit() {
 #[test]
 fn a_model_wants_its_batch_cut() {
     let mesh = DeviceMesh::single(Device::Cpu);
-    let config = LlamaConfig { dim: 8, n_layers: 1, n_heads: 2, n_kv_heads: 1, ..LlamaConfig::flavor("debugmodel", 9).unwrap() };
+    let config =
+        LlamaConfig { dim: 8, n_layers: 1, n_heads: 2, n_kv_heads: 1, ..LlamaConfig::flavor("debugmodel", 9).unwrap() };
     let mut model = build(&config).unwrap();
     ContextParallel::new(&mesh, ContextOptions::default()).unwrap().apply(&mut model, &mesh).unwrap();
     let how = Materialize { seed: 0, kind: Kind::Float, compute: None, device: Device::Cpu };
     model.materialize(&how, &mesh).unwrap();
     let batch = Batch::new(Tensor::zeros([1, 4], (Kind::Int64, Device::Cpu)), None).unwrap();
     let message = model.forward(&batch).unwrap_err().to_string();
-    assert!(message.contains("layer layers.0") && message.contains("give the model what `shard_batch` gives"), "{message}");
+    assert!(
+        message.contains("layer layers.0") && message.contains("give the model what `shard_batch` gives"),
+        "{message}"
+    );
 }

@@ -1,5 +1,5 @@
 //! Peak memory of a rank, which falls with their number.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -30,9 +30,8 @@ fn peak(ranks: usize, method: Method) -> f64 {
     run(Degrees { cp: ranks, ..Degrees::default() }, &options, |mesh| -> Result<()> {
         let sharding = Sharding::head_tail(SEQ, ranks)?;
         let tokens = (SEQ / ranks) as i64;
-        let leaf = |heads| {
-            Tensor::randn([1, tokens, heads, FEATURES], (Kind::Float, Device::Cpu)).set_requires_grad(true)
-        };
+        let leaf =
+            |heads| Tensor::randn([1, tokens, heads, FEATURES], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let (q, k, v) = (leaf(HEADS), leaf(KV_HEADS), leaf(KV_HEADS));
         let out = attention(&q, &k, &v, &mask, &sharding, method, &mesh.group(View::CP)?)?;
         out.sum(Kind::Float).backward();
@@ -51,7 +50,8 @@ fn falls_with_the_number_of_ranks() {
         return measure();
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
-    let output = again.args(["--exact", "falls_with_the_number_of_ranks", "--nocapture"]).env(RETURNS, "65536").output();
+    let output =
+        again.args(["--exact", "falls_with_the_number_of_ranks", "--nocapture"]).env(RETURNS, "65536").output();
     let output = output.unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}");
@@ -78,7 +78,10 @@ fn measure() {
                 _ => 1.9 * alone / ranks as f64,
             };
             println!("{method} over {ranks}: {used:.1} MiB a rank, one rank {alone:.1} MiB");
-            assert!(used < bound, "{method} over {ranks}: {used:.1} MiB a rank, more than {bound:.1}; one rank {alone:.1}");
+            assert!(
+                used < bound,
+                "{method} over {ranks}: {used:.1} MiB a rank, more than {bound:.1}; one rank {alone:.1}"
+            );
         }
     }
 }

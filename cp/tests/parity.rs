@@ -32,7 +32,8 @@ type Inputs = [Tensor; 4];
 impl Case {
     fn inputs(&self, kind: Kind) -> Inputs {
         tch::manual_seed(self.seed);
-        let random = |heads| Tensor::randn([self.batch, self.seq, heads, HEAD], (Kind::Double, Device::Cpu)).to_kind(kind);
+        let random =
+            |heads| Tensor::randn([self.batch, self.seq, heads, HEAD], (Kind::Double, Device::Cpu)).to_kind(kind);
         let heads = self.kv_heads * self.group;
         [random(heads), random(self.kv_heads), random(self.kv_heads), random(heads)]
     }
@@ -55,7 +56,8 @@ impl Case {
     fn dense(&self, inputs: &Inputs) -> Vec<Tensor> {
         let leaf = |x: &Tensor| x.to_kind(Kind::Double).detach().set_requires_grad(true);
         let (q, k, v) = (leaf(&inputs[0]), leaf(&inputs[1]), leaf(&inputs[2]));
-        let grouped = |x: &Tensor, n| x.reshape([self.batch, self.seq, self.kv_heads, n, HEAD]).permute([0, 2, 3, 1, 4]);
+        let grouped =
+            |x: &Tensor, n| x.reshape([self.batch, self.seq, self.kv_heads, n, HEAD]).permute([0, 2, 3, 1, 4]);
         let scores = grouped(&q, self.group).matmul(&grouped(&k, 1).transpose(-1, -2)) / (HEAD as f64).sqrt();
         let weights = scores.masked_fill(&self.visible().logical_not(), f64::NEG_INFINITY).softmax(-1, Kind::Double);
         let out = weights.matmul(&grouped(&v, 1)).permute([0, 3, 1, 2, 4]).reshape(q.size());
@@ -207,7 +209,11 @@ fn what_travels() {
             out.sum(Kind::Float).backward();
             let recorder = group.recorder();
             assert!(recorder.events().iter().all(|event| event.finished.is_some()));
-            Ok(Op::ALL.map(|op| (op, recorder.total("cp", op))).into_iter().filter(|(_, t)| t.count > 0).collect::<Vec<_>>())
+            Ok(Op::ALL
+                .map(|op| (op, recorder.total("cp", op)))
+                .into_iter()
+                .filter(|(_, t)| t.count > 0)
+                .collect::<Vec<_>>())
         });
         for totals in totals.unwrap() {
             let count = |op| totals.iter().find(|(o, _)| *o == op).map_or((0, 0), |(_, t)| (t.count, t.bytes));

@@ -173,7 +173,10 @@ FT_API int ft_group_collective(
     Failure* failure, Work** work) {
   return start(failure, work, {}, [&]() -> c10::intrusive_ptr<c10d::Work> {
     auto& backend = *group->backend;
-    enum { ALL_REDUCE, ALL_GATHER_INTO, ALL_GATHER, REDUCE_SCATTER_FROM, REDUCE_SCATTER, BROADCAST, REDUCE, GATHER, SCATTER };
+    // As `Collective` in `collectives.rs`.
+    enum {
+      ALL_REDUCE, ALL_GATHER_INTO, ALL_GATHER, REDUCE_SCATTER_FROM, REDUCE_SCATTER, BROADCAST, REDUCE, GATHER, SCATTER
+    };
     bool reduces = which == ALL_REDUCE || which == REDUCE_SCATTER_FROM || which == REDUCE_SCATTER || which == REDUCE;
     auto outs = plain(*outputs, reduces), ins = plain(*inputs, reduces);
     std::vector<List> lists;
@@ -205,7 +208,8 @@ FT_API int ft_group_all_to_all(
     const int64_t* input_splits, size_t count, Failure* failure, Work** work) {
   return start(failure, work, {*output, *input}, [&] {
     auto out = plain(*output, false), in = plain(*input, false);
-    std::vector<int64_t> out_splits(output_splits, output_splits + count), in_splits(input_splits, input_splits + count);
+    std::vector<int64_t> out_splits(output_splits, output_splits + count);
+    std::vector<int64_t> in_splits(input_splits, input_splits + count);
     return group->backend->alltoall_base(out, in, out_splits, in_splits);
   });
 }

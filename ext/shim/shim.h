@@ -32,8 +32,8 @@ struct Owned {
   }
 };
 
-// The error of a Rust callback on its way through the engine. Copies of the exception share the payload, which the first
-// to catch it takes.
+// The error of a Rust callback on its way through the engine. Copies of the exception share the payload, which the
+// first to catch it takes.
 struct CallbackError : std::runtime_error {
   std::shared_ptr<Owned> payload;
   CallbackError(const std::string& message, std::shared_ptr<Owned> payload)

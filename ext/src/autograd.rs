@@ -257,7 +257,7 @@ pub fn is_grad_enabled() -> bool {
     unsafe { ffi::ft_grad_mode_enabled() }
 }
 
-/// Sets the gradient of a leaf, of its shape, dtype and device; `None` drops it, so that the next pass starts a new one.
+/// Sets the gradient of a leaf, of its shape, dtype and device; `None` drops it, and the next pass starts a new one.
 ///
 /// # Errors
 /// [`Error::Torch`] when the tensor is no leaf or the gradient does not fit.

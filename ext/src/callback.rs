@@ -1,8 +1,9 @@
 //! Rust closures that libtorch calls: who owns them, and how their errors and panics come back.
 //!
-//! A closure crosses as a thin box and two C functions: one that runs it and one that drops it. When it fails, the boxed
-//! [`Error`] rides inside the C++ exception through the engine, from whatever thread it ran on, and [`crate::ffi::call`]
-//! takes it out on the other side. Where nobody takes it (another binding caught the exception), the exception drops it.
+//! A closure crosses as a thin box and two C functions: one that runs it and one that drops it. When it fails, the
+//! boxed [`Error`] rides inside the C++ exception through the engine, from whatever thread it ran on, and
+//! [`crate::ffi::call`] takes it out on the other side. Where nobody takes it (another binding caught the exception), the
+//! exception drops it.
 
 use std::any::Any;
 use std::cell::Cell;

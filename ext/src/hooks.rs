@@ -41,8 +41,8 @@ type Accumulated = Box<dyn FnMut(&Tensor) -> Result<(), BoxError> + Send>;
 /// Runs `hook` in every backward pass with the gradient of `tensor`, once that is complete; what it returns takes the
 /// gradient's place. Several hooks run in the order they were set.
 ///
-/// For a tensor that is no leaf the hook belongs to the node that made it. A hook that holds the tensor keeps both alive
-/// forever.
+/// For a tensor that is no leaf the hook belongs to the node that made it. A hook that holds the tensor keeps both
+/// alive forever.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] when the tensor requires no gradient. An error of the hook ends the backward pass, which

@@ -94,9 +94,15 @@ mod tests {
 
     #[test]
     fn finds_each_library_once() {
-        let maps = "7f00-7f01 r-xp 0 08:01 1 /opt/a b/lib/libtorch_cpu.so\n7f01-7f02 r--p 0 08:01 1 /opt/a b/lib/libtorch_cpu.so\n\
-                    7f03-7f04 r--p 0 08:01 2 /usr/lib/libc.so.6\n7f05-7f06 rw-p 0 00:00 0 \n7f07-7f08 r--p 0 08:01 3 /opt/lib/libc10.so";
-        let found: Vec<_> = parse_maps(maps).into_iter().map(|path| path.display().to_string()).collect();
+        let maps = [
+            "7f00-7f01 r-xp 0 08:01 1 /opt/a b/lib/libtorch_cpu.so",
+            "7f01-7f02 r--p 0 08:01 1 /opt/a b/lib/libtorch_cpu.so",
+            "7f03-7f04 r--p 0 08:01 2 /usr/lib/libc.so.6",
+            "7f05-7f06 rw-p 0 00:00 0 ",
+            "7f07-7f08 r--p 0 08:01 3 /opt/lib/libc10.so",
+        ]
+        .join("\n");
+        let found: Vec<_> = parse_maps(&maps).into_iter().map(|path| path.display().to_string()).collect();
         assert_eq!(found, ["/opt/a b/lib/libtorch_cpu.so", "/opt/lib/libc10.so"]);
     }
 }

@@ -28,8 +28,8 @@ pub fn release(tensor: &Tensor) -> Result<()> {
     ffi::call("storage release", |failure| unsafe { ffi::ft_storage_release(tensor.as_ptr(), failure) })
 }
 
-/// Takes memory again for a released storage, as much as it had, with undefined content; nothing happens when it was not
-/// released.
+/// Takes memory again for a released storage, as much as it had, with undefined content; nothing happens when it was
+/// not released.
 ///
 /// # Errors
 /// [`Error::Torch`] when there is not enough memory.
@@ -88,8 +88,8 @@ pub fn to_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
 /// A CPU tensor from bytes as [`to_bytes`] gives them.
 ///
 /// # Errors
-/// [`Error::Argument`] when the bytes are not as many as shape and dtype say; [`Error::Torch`] when libtorch cannot make
-/// such a tensor.
+/// [`Error::Argument`] when the bytes are not as many as shape and dtype say; [`Error::Torch`] when libtorch cannot
+/// make such a tensor.
 pub fn from_bytes(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor> {
     const OP: &str = "from_bytes";
     let expected = element_bytes(OP, shape, kind)?;
@@ -103,7 +103,7 @@ pub fn from_bytes(bytes: &[u8], shape: &[i64], kind: Kind) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Reads all elements of a tensor into `bytes`, as [`to_bytes`] does, without an allocation for a contiguous CPU tensor.
+/// Reads all elements of a tensor into `bytes`, as [`to_bytes`] does; allocates nothing for a contiguous CPU tensor.
 ///
 /// # Errors
 /// [`Error::Torch`] when the bytes are not as many as the tensor has, or when it has no data.

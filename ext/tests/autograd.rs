@@ -111,7 +111,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn gradients_equal_libtorchs(rows in 1i64..5, inner in 1i64..5, columns in 1i64..5, uses in 1usize..4, with_z in any::<bool>()) {
+    fn gradients_equal_libtorchs(
+        rows in 1i64..5,
+        inner in 1i64..5,
+        columns in 1i64..5,
+        uses in 1usize..4,
+        with_z in any::<bool>(),
+    ) {
         let (x, w) = (leaf(&[rows, inner]), leaf(&[inner, columns]));
         // One tensor goes through several nodes of the function.
         let mut loss = Tensor::zeros([], F64);

@@ -44,7 +44,8 @@ proptest! {
         tch::set_num_threads(1);
         let (kind, tolerance) = if double { (Kind::Double, 1e-12) } else { (Kind::Float, 2e-5) };
         let step = AdamwStep { lr, beta1, weight_decay, maximize, ..STEP };
-        let random = || -> Vec<Tensor> { shapes.iter().map(|shape| Tensor::randn(shape, (kind, Device::Cpu))).collect() };
+        let options = (kind, Device::Cpu);
+        let random = || -> Vec<Tensor> { shapes.iter().map(|shape| Tensor::randn(shape, options)).collect() };
         let params: Vec<Tensor> = random().into_iter().map(|param| param.set_requires_grad(true)).collect();
         let zeros = || -> Vec<Tensor> { params.iter().map(|param| param.detach().zeros_like()).collect() };
         let (exp_avgs, exp_avg_sqs) = (zeros(), zeros());
@@ -58,8 +59,9 @@ proptest! {
             for (index, want) in want.iter_mut().enumerate() {
                 let grads = values(&grads[index]);
                 want.iter_mut().zip(&grads).for_each(|(element, &grad)| formula(&step, t, element, grad));
-                let got = values(&params[index]).into_iter().zip(values(&exp_avgs[index])).zip(values(&exp_avg_sqs[index]));
-                for (((p, m), v), element) in got.zip(want.iter()) {
+                let moments = values(&exp_avgs[index]).into_iter().zip(values(&exp_avg_sqs[index]));
+                let got = values(&params[index]).into_iter().zip(moments);
+                for ((p, (m, v)), element) in got.zip(want.iter()) {
                     prop_assert!((p - element.p).abs() < tolerance * (1.0 + element.p.abs()), "{} {}", p, element.p);
                     prop_assert!((m - element.m).abs() < tolerance * (1.0 + element.m.abs()));
                     prop_assert!((v - element.v).abs() < tolerance * (1.0 + element.v.abs()));

@@ -119,7 +119,8 @@ proptest! {
         let size = rows.len();
         ranks(size, LONG, |group| {
             let rank = group.rank();
-            let all: Vec<Tensor> = rows.iter().enumerate().map(|(rank, &rows)| values(rank, &[rows, 2], kind)).collect();
+            let part = |(rank, &rows): (usize, &i64)| values(rank, &[rows, 2], kind);
+            let all: Vec<Tensor> = rows.iter().enumerate().map(part).collect();
             let outputs: Vec<Tensor> = all.iter().map(Tensor::zeros_like).collect();
             group.all_gather(&outputs, &all[rank]).unwrap().wait(None).unwrap();
             outputs.iter().zip(&all).for_each(|(output, want)| assert_same(output, want));

@@ -53,6 +53,12 @@ pub enum Error {
         /// The largest magnitude of all shards when the scale was computed.
         known: f64,
     },
+    /// A weight arrived that this rank took no part in sending.
+    #[error("{weight} cannot be decoded: this rank has encoded no shard of it, so it does not know the scale")]
+    NeverSent {
+        /// The weight.
+        weight: String,
+    },
     /// A filter that leaves nothing out, or all of it.
     #[error("{problem}; the projections are {}", names.join(", "))]
     Filter {

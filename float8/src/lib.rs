@@ -10,6 +10,7 @@ mod history;
 mod product;
 mod recipe;
 mod scale;
+mod site;
 mod small;
 mod transform;
 mod wire;

@@ -305,7 +305,7 @@ impl State {
         let flying = self.units.iter().any(|unit| matches!(unit.status, Status::Flying(_)) && !unit.pinned);
         let is_counted = |unit: &&Unit| !unit.pinned && matches!(unit.status, Status::Gathered);
         let room = engine.keeps() || self.units.iter().filter(is_counted).count() < GATHERED;
-        if !flying && room && false {
+        if !flying && room {
             self.units[unit].prepare(&engine.groups)?;
             self.start_gather(unit, &engine.groups)?;
         }

@@ -191,7 +191,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
         /// What all ranks pack of their own, laid one after the other, is what packing the whole gives; both give the
         /// tensors back.

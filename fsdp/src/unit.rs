@@ -270,7 +270,7 @@ impl Unit {
 
     /// Forgets a block's part of the parameters, whose values are about to change.
     pub(crate) fn forget_stretch(&mut self) {
-        let _ = &mut self.stretch;
+        self.stretch = None;
     }
 
     /// Moves this pass's gradients into the sums.

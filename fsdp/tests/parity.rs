@@ -27,7 +27,7 @@ fn policies(degrees: Degrees) -> impl Strategy<Value = Reshard> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 20, ..ProptestConfig::with_cases(40) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20, failure_persistence: None, ..ProptestConfig::with_cases(40) })]
 
     #[test]
     fn every_mesh_trains_the_same_model(

@@ -253,7 +253,34 @@ fn a_wire_is_what_travels_and_every_mesh_computes_with_what_it_gives() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+
+    /// Whatever tensor parallelism has left of a parameter is what the sharding group divides and gathers, bit for bit.
+    #[test]
+    fn what_is_gathered_is_the_global_tensor(
+        rows in 1_usize..9, columns in 1_usize..9, dp_shard in 1_usize..4, tp in 1_usize..3, tp_axis in 0_usize..2, replicas: bool,
+    ) {
+        let degrees = Degrees { dp_shard, tp, ..Degrees::default() };
+        let make = || Parameter::new("w", &[rows, columns], Distribution::Normal { mean: 0.0, std: 1.0 });
+        let ran = threads::run(degrees, &rank_options(), |mesh| {
+            let (ours, whole) = (make(), make());
+            let whole_axis = std::iter::repeat_n(0..[rows, columns][tp_axis], tp).collect();
+            let parts = if replicas { Parts::At(whole_axis) } else { Parts::Even };
+            let left = Layout::replicated(&[rows, columns]).shard(View::TP, tp_axis, parts)?;
+            ours.set_layout(left.clone());
+            let handle = Handle::new(&mesh, Options::default())?;
+            let unit = handle.unit("w", [ours.clone()])?;
+            materialize(&[&ours], &mesh);
+            materialize(&[&whole], &Grid::single());
+            let mut expected = whole.local()?;
+            for (axis, range) in left.local_region(&mesh).ranges().enumerate() {
+                expected = expected.narrow(axis as i64, range.start as i64, range.len() as i64);
+            }
+            let gathered = tch::no_grad(|| unit.run(&input(0), |_| Ok(ours.value()?.copy())))?;
+            Ok::<_, BoxError>(gathered.size() == expected.size() && gathered == expected)
+        });
+        prop_assert!(ran.unwrap().into_iter().all(|same| same));
+    }
 
     #[test]
     fn any_axis_may_be_divided(ranks in 2_usize..6, choice: u64) {

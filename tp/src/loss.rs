@@ -75,7 +75,8 @@ impl CrossEntropy {
 
         let finish = || {
             let ignored = self.labels.f_eq(IGNORE_INDEX)?;
-            let losses = sum.f_log()?.f_add(&highest)?.f_sub(&picked)?.f_masked_fill(&ignored, 0.0)?;
+            // The difference of the two large numbers first: it is exact where they are near.
+            let losses = highest.f_sub(&picked)?.f_add(&sum.f_log()?)?.f_masked_fill(&ignored, 0.0)?;
             gradient = gradient.f_div_(&sum.f_unsqueeze(1)?)?;
             if own > 0 {
                 let one = here.f_to_kind(logits.kind())?.f_neg()?.f_unsqueeze(1)?;

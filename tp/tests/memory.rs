@@ -1,5 +1,5 @@
 //! What the activations of the debug model take, measured.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;

@@ -7,86 +7,7 @@ use ferrotitan_trainer::config::{Loaded, Problem, Reporter, split};
 use ferrotitan_trainer::plan::{Backend, Corpus, Dtype, Plan, Tokenizer};
 
 /// The keys of the debug model's file in TorchTitan 0.2.
-const TORCHTITAN: &str = r#"
-[job]
-dump_folder = "./outputs"
-description = "debug training"
-print_config = false
-
-[profiling]
-enable_profiling = false
-save_traces_folder = "profile_trace"
-profile_freq = 10
-enable_memory_snapshot = false
-save_memory_snapshot_folder = "memory_snapshot"
-
-[metrics]
-log_freq = 1
-disable_color_printing = false
-enable_tensorboard = false
-save_tb_folder = "tb"
-enable_wandb = false
-
-[model]
-name = "llama3"
-flavor = "debugmodel"
-hf_assets_path = "./tests/assets/tokenizer"
-# converters = ["float8"]
-
-[optimizer]
-name = "AdamW"
-lr = 8e-4
-eps = 1e-8
-
-[lr_scheduler]
-warmup_steps = 2
-decay_ratio = 0.8
-decay_type = "linear"
-min_lr_factor = 0.0
-
-[training]
-local_batch_size = 8
-seq_len = 2048
-max_norm = 1.0
-steps = 10
-dataset = "c4_test"
-
-[parallelism]
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = -1
-fsdp_reshard_after_forward = "default"
-tensor_parallel_degree = 1
-enable_async_tensor_parallel = false
-pipeline_parallel_degree = 1
-context_parallel_degree = 1
-
-[checkpoint]
-enable = false
-folder = "checkpoint"
-interval = 10
-last_save_model_only = false
-export_dtype = "float32"
-async_mode = "disabled"
-
-[activation_checkpoint]
-mode = "selective"
-selective_ac_option = '2'
-
-[compile]
-enable=false
-components = ["model", "loss"]
-
-[quantize.linear.float8]
-enable_fsdp_float8_all_gather = false
-precompute_float8_dynamic_scale_for_fsdp = false
-filter_fqns = ["output"]
-
-[validation]
-enable = false
-dataset = "c4_validation"
-freq = 5
-steps = 10
-"#;
+const TORCHTITAN: &str = include_str!("data/torchtitan_debug_model.toml");
 
 fn load(text: &str, flags: &str) -> Loaded {
     let (rest, flags) = split(flags.split_whitespace().map(str::to_owned));
@@ -409,6 +330,21 @@ fn presets_read() {
         );
         assert!(name != "debugmodel" || complaints.is_empty(), "{complaints:#?}");
     }
+}
+
+#[test]
+fn a_line_that_is_too_long_to_be_shown_is_named() {
+    let text = format!("[training]\na = {}", "[".repeat(100_000));
+    let deep = mistakes(&text, "", None);
+    contains(&Reporter::new(false, 120).render(&load(&text, ""), &deep), &["recursion depth", "see run.toml:2:100005"]);
+    let text = format!("[training]\nsteps = \"{}\"", "é".repeat(100_000));
+    let shown = only(&text, "", None);
+    contains(&shown, &["is not an integer", "see run.toml:2:1"]);
+    assert!(shown.len() < 1000, "{shown}");
+    let text = format!("[training]\nsteps = \"{}\" x", "é".repeat(100_000));
+    contains(&only(&text, "", None), &["see run.toml:2:1000"]);
+    let text = format!("[job]\ndescription = 3 # {}\n", "-".repeat(100_000));
+    contains(&only(&text, "", None), &["see run.toml:2:1\n"]);
 }
 
 mod never_panics {

@@ -66,6 +66,70 @@ fn packed_documents_and_recomputation() {
     assert_ne!(causal[0].loss, reference[0].loss, "the mask changes what a token sees");
 }
 
+/// Every mesh of these degrees, on threads, with documents packed into its sequences.
+fn assert_meshes_same(meshes: &[&[(&str, usize)]]) {
+    let reference = run("float64", 1, 1).steps();
+    for mesh in meshes {
+        let data_parallel: usize = mesh.iter().filter(|(name, _)| name.starts_with("data")).map(|(_, n)| n).product();
+        let mut run = run("float64", 1, 1).set("training.local_batch_size", 8 / data_parallel);
+        for (dimension, degree) in *mesh {
+            run = run.set(&format!("parallelism.{dimension}_degree"), degree);
+        }
+        assert_same(&format!("{mesh:?}"), &run.steps(), &reference, 1e-10);
+    }
+}
+
+const SHARD: &str = "data_parallel_shard";
+const REPLICATE: &str = "data_parallel_replicate";
+const TENSOR: &str = "tensor_parallel";
+const CONTEXT: &str = "context_parallel";
+
+#[test]
+fn one_dimension_at_a_time() {
+    assert_meshes_same(&[
+        &[(SHARD, 2)],
+        &[(SHARD, 4)],
+        &[(TENSOR, 2)],
+        &[(TENSOR, 4)],
+        &[(CONTEXT, 2)],
+        &[(CONTEXT, 3)],
+    ]);
+}
+
+#[test]
+fn several_dimensions_at_once() {
+    assert_meshes_same(&[
+        &[(REPLICATE, 2), (SHARD, 2)],
+        &[(SHARD, 2), (TENSOR, 2)],
+        &[(SHARD, 2), (CONTEXT, 2)],
+        &[(CONTEXT, 2), (TENSOR, 2)],
+        &[(REPLICATE, 2), (SHARD, 2), (CONTEXT, 2), (TENSOR, 2)],
+    ]);
+}
+
+#[test]
+fn ways_of_working_change_nothing() {
+    let reference = run("float64", 1, 1).steps();
+    let ways: [(&str, &str, &str, usize); 8] = [
+        ("fsdp_reshard_after_forward", "never", SHARD, 2),
+        ("fsdp_reshard_after_forward", "always", SHARD, 2),
+        ("enable_sequence_parallel", "false", TENSOR, 2),
+        ("disable_loss_parallel", "true", TENSOR, 2),
+        ("enable_async_tensor_parallel", "true", TENSOR, 2),
+        ("context_parallel_rotate_method", "alltoall", CONTEXT, 2),
+        ("context_parallel_rotate_method", "ulysses", CONTEXT, 2),
+        ("context_parallel_load_balancer", "documents", CONTEXT, 2),
+    ];
+    for (key, value, dimension, degree) in ways {
+        let local = if dimension == SHARD { 8 / degree } else { 8 };
+        let run = run("float64", 1, 1)
+            .set("training.local_batch_size", local)
+            .set(&format!("parallelism.{dimension}_degree"), degree)
+            .set(&format!("parallelism.{key}"), value);
+        assert_same(&format!("{key} = {value}"), &run.steps(), &reference, 1e-10);
+    }
+}
+
 #[test]
 fn mixed_precision_stays_near_single_precision() {
     let single = run("float32", 1, 1).steps();

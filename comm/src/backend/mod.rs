@@ -3,6 +3,7 @@
 mod c10d;
 mod environment;
 pub mod fake;
+mod meeting;
 mod memory;
 mod outbox;
 pub mod processes;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
+use super::meeting::Meeting;
 use super::memory::{self, Part};
 use crate::call::{Call, Collective};
 use crate::group::duplicate;
@@ -36,18 +37,6 @@ struct State {
     broken: Option<Broken>,
     /// World ranks that have returned, and so will enter nothing any more.
     departed: Vec<usize>,
-}
-
-#[derive(Debug)]
-struct Meeting {
-    /// By group rank.
-    parts: Vec<Option<Part>>,
-    entered: usize,
-    claimed: Vec<bool>,
-    done: usize,
-    made: Vec<Option<Tensor>>,
-    refused: Option<String>,
-    left: usize,
 }
 
 /// Messages between pairs of ranks, by sender, receiver, and number within the pair.
@@ -122,9 +111,8 @@ impl Room {
             self.changed.notify_all();
             return Err(error);
         }
-        meeting.parts[index] = Some(part);
-        meeting.entered += 1;
-        if meeting.entered == size {
+        meeting.enter(index, part);
+        if meeting.is_complete() {
             if small {
                 state = self.help(state, sequence, index);
             }
@@ -255,90 +243,15 @@ impl State {
     fn missing(&self, wanted: Wanted) -> Vec<usize> {
         match wanted {
             Wanted::Letter((from, ..)) => vec![from],
-            Wanted::Result(sequence) => self.meetings.get(&sequence).map_or_else(Vec::new, |meeting| {
-                (0..meeting.parts.len()).filter(|&index| meeting.parts[index].is_none()).collect()
-            }),
+            Wanted::Result(sequence) => self.meetings.get(&sequence).map_or_else(Vec::new, Meeting::missing),
         }
     }
 
     /// One rank has its result, or wants none.
     fn leave(&mut self, sequence: u64) {
-        if let Some(meeting) = self.meetings.get_mut(&sequence) {
-            meeting.left += 1;
-            if meeting.left == meeting.parts.len() {
-                self.meetings.remove(&sequence);
-            }
+        if self.meetings.get_mut(&sequence).is_some_and(Meeting::leave) {
+            self.meetings.remove(&sequence);
         }
-    }
-}
-
-impl Meeting {
-    fn new(call: &Call, size: usize) -> Self {
-        let tasks = memory::tasks(call, size);
-        Meeting {
-            parts: (0..size).map(|_| None).collect(),
-            entered: 0,
-            claimed: vec![false; tasks],
-            done: 0,
-            made: (0..tasks).map(|_| None).collect(),
-            refused: None,
-            left: 0,
-        }
-    }
-
-    /// A rank that has entered with something that does not fit, and what that was.
-    fn conflict(&self, index: usize, call: &Call) -> Option<(usize, Call)> {
-        let mut entered = self.parts.iter().enumerate().filter_map(|(other, part)| Some((other, &part.as_ref()?.call)));
-        let found = entered.find(|&(other, theirs)| other == index || !call.agrees(index, theirs, other));
-        found.map(|(other, theirs)| (other, theirs.clone()))
-    }
-
-    fn is_complete(&self) -> bool {
-        self.entered == self.parts.len()
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_complete() && self.done == self.claimed.len()
-    }
-
-    /// A task that nobody has claimed, `own` if it is one, and what it needs.
-    fn claim(&mut self, own: usize) -> Option<(usize, Vec<Part>)> {
-        if !self.is_complete() || self.refused.is_some() {
-            return None;
-        }
-        let unclaimed = |task: &usize| !self.claimed[*task];
-        let task = (own..self.claimed.len()).chain(0..own.min(self.claimed.len())).find(unclaimed)?;
-        self.claimed[task] = true;
-        Some((task, self.parts.iter().flatten().map(Part::share).collect()))
-    }
-
-    fn complete(&mut self, task: usize, made: Result<Option<Tensor>, String>) {
-        match made {
-            Ok(made) => self.made[task] = made,
-            Err(refused) => {
-                // Nobody need claim the rest.
-                self.done += self.claimed.iter().filter(|claimed| !**claimed).count();
-                self.claimed.fill(true);
-                self.refused = Some(refused);
-            }
-        }
-        self.done += 1;
-        if self.is_over() {
-            self.parts.iter_mut().flatten().for_each(Part::release_input);
-        }
-    }
-
-    /// The result of the rank at `index`, once the meeting is over.
-    fn take(&mut self, index: usize) -> Option<Result<Tensor, String>> {
-        if !self.is_over() {
-            return None;
-        }
-        if let Some(refused) = &self.refused {
-            return Some(Err(refused.clone()));
-        }
-        let made = self.made.get_mut(index).and_then(Option::take);
-        let written = self.parts[index].as_mut().and_then(Part::take_output);
-        Some(Ok(made.or(written).unwrap_or_default()))
     }
 }
 

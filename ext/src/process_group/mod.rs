@@ -4,9 +4,9 @@
 //! fit together. Nothing here checks that over ranks, and Gloo ends the whole process in which more arrives than was
 //! expected; who cannot be sure compares shapes first.
 //!
-//! A call starts the operation and gives a [`Work`] to wait for; tensors are contiguous, and are not touched until then.
-//! What a collective writes does not count as an in-place change to autograd. `Float8` and `Bool` tensors can be moved,
-//! not reduced.
+//! A call starts the operation and gives a [`Work`] to wait for; tensors are contiguous, and are not touched until
+//! then. What a collective writes does not count as an in-place change to autograd. `Float8` and `Bool` tensors can be
+//! moved, not reduced.
 
 mod collectives;
 mod work;

@@ -53,8 +53,8 @@ impl Work {
     /// may wait again. A timeout of Gloo's `send` or `recv` breaks the whole group, as Gloo has it.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when peers do not do their part in time; [`Error::Torch`] when one of them is gone or gave
-    /// other shapes.
+    /// [`crate::Error::Timeout`] when peers do not do their part in time; [`crate::Error::Torch`] when one of them
+    /// is gone or gave other shapes.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         let start = Instant::now();
         for part in self.parts.iter().filter(|part| !part.done.get()) {

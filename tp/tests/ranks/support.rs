@@ -108,8 +108,7 @@ pub(crate) fn largest_difference(expected: &Outcome, ranks: &[Outcome]) -> (f64,
         expected.gradients.iter().map(|(name, _, gradient)| (name.as_str(), gradient)).collect();
     let mut worst = (0.0, String::from("nothing"));
     let mut note = |difference: f64, what: String| {
-        // Also when it is no number.
-        if !(difference <= worst.0) {
+        if difference.is_nan() || difference > worst.0 {
             worst = (difference, what);
         }
     };

@@ -1,4 +1,5 @@
-//! What TorchTitan's keys ask for and this build has not yet: one table. Whoever adds a feature deletes its row.
+//! What TorchTitan's keys ask for and this build has not: one table. A feature that was left out of the build has a row that
+//! holds then; whoever adds what is not there yet deletes its row.
 
 use super::problem::Problem;
 use super::sections::{AsyncMode, Names};
@@ -8,15 +9,27 @@ use super::{Config, sections::CheckpointMode};
 type Row = (&'static str, fn(&Config) -> bool, &'static str);
 
 const UNAVAILABLE: &[Row] = &[
-    ("parallelism.data_parallel_shard_degree", |c| c.parallelism.data_parallel_shard_degree > 1, "sharding parameters"),
-    ("parallelism.tensor_parallel_degree", |c| c.parallelism.tensor_parallel_degree > 1, "tensor parallelism"),
     (
-        "parallelism.enable_async_tensor_parallel",
-        |c| c.parallelism.enable_async_tensor_parallel,
-        "overlapped tensor parallelism",
+        "parallelism.data_parallel_replicate_degree",
+        |c| cfg!(not(feature = "fsdp")) && c.parallelism.data_parallel_replicate_degree > 1,
+        "data parallelism (feature `fsdp` of this build)",
+    ),
+    (
+        "parallelism.data_parallel_shard_degree",
+        |c| cfg!(not(feature = "fsdp")) && c.parallelism.data_parallel_shard_degree > 1,
+        "sharding parameters (feature `fsdp` of this build)",
+    ),
+    (
+        "parallelism.tensor_parallel_degree",
+        |c| cfg!(not(feature = "tp")) && c.parallelism.tensor_parallel_degree > 1,
+        "tensor parallelism (feature `tp` of this build)",
     ),
     ("parallelism.pipeline_parallel_degree", |c| c.parallelism.pipeline_parallel_degree > 1, "pipeline parallelism"),
-    ("parallelism.context_parallel_degree", |c| c.parallelism.context_parallel_degree > 1, "context parallelism"),
+    (
+        "parallelism.context_parallel_degree",
+        |c| cfg!(not(all(feature = "cp", feature = "fsdp"))) && c.parallelism.context_parallel_degree > 1,
+        "context parallelism (features `cp` and `fsdp` of this build)",
+    ),
     ("parallelism.expert_parallel_degree", |c| c.parallelism.expert_parallel_degree > 1, "expert parallelism"),
     (
         "parallelism.expert_tensor_parallel_degree",
@@ -91,10 +104,10 @@ mod tests {
     #[test]
     fn asking_for_more_is_refused_once_each() {
         let mut config = Config::default();
-        config.parallelism.tensor_parallel_degree = 2;
+        config.parallelism.pipeline_parallel_degree = 2;
         config.checkpoint.enable = true;
         config.model.converters = Names::of(&["quantize.linear.float8"]);
         let keys: Vec<_> = unavailable(&config).into_iter().map(|problem| problem.keys[0].clone()).collect();
-        assert_eq!(keys, ["parallelism.tensor_parallel_degree", "model.converters", "checkpoint.enable"]);
+        assert_eq!(keys, ["parallelism.pipeline_parallel_degree", "model.converters", "checkpoint.enable"]);
     }
 }

@@ -61,6 +61,19 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     if config.job.dump_folder.is_empty() {
         values.0.push(Problem::new(&["job.dump_folder"], "`job.dump_folder` is empty").help("\".\" is this folder"));
     }
+    let reshard = config.parallelism.fsdp_reshard_after_forward.as_str();
+    if !["default", "always", "never"].contains(&reshard) && !reshard.parse::<usize>().is_ok_and(|n| n > 0) {
+        let key = "parallelism.fsdp_reshard_after_forward";
+        let message =
+            format!("`{key}` is \"{reshard}\", and must be \"default\", \"always\", \"never\" or a number of ranks");
+        values.0.push(Problem::new(&[key], message));
+    }
+    let balancer = config.parallelism.context_parallel_load_balancer.as_deref().unwrap_or("contiguous");
+    if !["headtail", "documents", "contiguous"].contains(&balancer) {
+        let key = "parallelism.context_parallel_load_balancer";
+        let message = format!("`{key}` is \"{balancer}\", and must be \"headtail\", \"documents\" or \"contiguous\"");
+        values.0.push(Problem::new(&[key], message));
+    }
     let option = &config.activation_checkpoint.selective_ac_option;
     if option != "op" && !option.parse::<u64>().is_ok_and(|n| n > 0) {
         let key = "activation_checkpoint.selective_ac_option";

@@ -121,5 +121,11 @@ fn plain(message: &str) -> String {
         ("is not a sequence", "is not a list"),
     ];
     let line = message.lines().next().unwrap_or_default();
-    WORDS.iter().fold(line.to_owned(), |text, (from, to)| text.replace(from, to))
+    let text = WORDS.iter().fold(line.to_owned(), |text, (from, to)| text.replace(from, to));
+    // A refusal repeats the value, however long that is. What would be right stands at the end.
+    let (chars, part) = (text.chars().count(), 100);
+    if chars <= 2 * part {
+        return text;
+    }
+    text.chars().take(part).chain("…".chars()).chain(text.chars().skip(chars - part)).collect()
 }

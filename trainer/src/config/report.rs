@@ -4,6 +4,10 @@ use super::load::Loaded;
 use super::problem::{Origin, Problem};
 use miette::{Diagnostic, LabeledSpan, MietteHandler, MietteHandlerOpts, NamedSource, SourceCode};
 use std::fmt;
+use std::ops::Range;
+
+/// Bytes of a line that is shown.
+const LONGEST_LINE: usize = 2000;
 
 /// Writes mistakes down.
 #[derive(Debug)]
@@ -49,10 +53,26 @@ struct Located<'a> {
 }
 
 impl Located<'_> {
+    /// The place in words, where its line is too long to be shown: miette cannot point beyond column 65535.
+    fn in_words(&self, span: &Range<usize>) -> Option<String> {
+        let text = self.source.inner();
+        let before = text.get(..span.start)?;
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        let end = text[span.start..].find('\n').map_or(text.len(), |at| span.start + at);
+        let line = before.matches('\n').count() + 1;
+        let column = text[start..span.start].chars().count() + 1;
+        (end - start > LONGEST_LINE).then(|| format!("see {}:{line}:{column}", self.source.name()))
+    }
+
+    /// Whether a place can be pointed at.
+    fn is_shown(&self, origin: &Origin) -> bool {
+        matches!(origin, Origin::File(span) if self.in_words(span).is_none())
+    }
+
     /// Places that are not in the file, in words.
     fn elsewhere(&self) -> impl Iterator<Item = String> {
         self.problem.places.iter().filter_map(|(key, origin)| match origin {
-            Origin::File(_) => None,
+            Origin::File(span) => self.in_words(span),
             Origin::Flag(text) => Some(format!("`{text}` is on the command line")),
             Origin::Default if key.is_empty() => None,
             Origin::Default => {
@@ -79,13 +99,13 @@ impl Diagnostic for Located<'_> {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        let in_file = |(_, origin): &(String, Origin)| matches!(origin, Origin::File(_));
-        self.problem.places.iter().any(in_file).then_some(self.source as &dyn SourceCode)
+        let shown = self.problem.places.iter().any(|(_, origin)| self.is_shown(origin));
+        shown.then_some(self.source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         let spans = self.problem.places.iter().filter_map(|(_, origin)| match origin {
-            Origin::File(span) => Some((span.start, span.len())),
+            Origin::File(span) if self.is_shown(origin) => Some((span.start, span.len())),
             _ => None,
         });
         // The first is the one to change, and gives the line that is named.

@@ -1,6 +1,7 @@
 //! The plan of a run.
 
 use super::data::{DataPlan, ValidationPlan};
+use super::parallel::ParallelPlan;
 use super::precision::Precision;
 use crate::config::check::{self, Surroundings};
 use crate::config::sections::{AttnMask, BackendChoice, CheckpointMode, DecayType, MfuConvention};
@@ -19,6 +20,8 @@ pub struct Plan {
     pub dump_folder: PathBuf,
     /// The mesh.
     pub degrees: Degrees,
+    /// How each of its dimensions works.
+    pub parallel: ParallelPlan,
     /// The shape of the model.
     pub model: LlamaConfig,
     /// What a token attends to.
@@ -151,6 +154,7 @@ impl Plan {
         let plan = Self {
             description: config.job.description.clone(),
             degrees,
+            parallel: ParallelPlan::of(config),
             attn_mask: config.model.attn_mask_type,
             recompute_every: recompute_every(config, &mut notes),
             precision: Precision::of(config),

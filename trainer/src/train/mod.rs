@@ -2,7 +2,6 @@
 
 mod compose;
 mod corpus;
-mod gradients;
 mod rank;
 mod report;
 mod step;

@@ -8,24 +8,24 @@ use ferrotitan_data::{Cursor, Loader, LoaderOptions};
 use ferrotitan_mesh::{Mesh as _, View};
 use ferrotitan_optim::{AdamW, AdamWOptions, Decay, LrSchedule};
 
+use super::compose::Composition;
 use super::corpus::Corpora;
 use super::report::{Report, peak_memory};
-use super::{compose, step, validate};
+use super::{step, validate};
 use crate::config::sections::DecayType;
 use crate::metrics::StepMetrics;
 use crate::plan::Plan;
 
 /// Trains to the end of the plan as one rank.
 pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow::Result<()> {
-    let mut model = compose::model(plan, mesh)?;
-    let parameters = model.parameters();
-    let mut optimizer = AdamW::new(parameters.clone(), adamw(plan), &[])?;
+    let mut composition = Composition::new(plan, mesh)?;
+    let mut optimizer = AdamW::new(composition.parameters.clone(), adamw(plan), &[])?;
     let schedule = schedule(plan)?;
     let (rank, ranks) = (mesh.index(View::BATCH) as u64, mesh.size(View::BATCH) as u64);
     let share = LoaderOptions::new(plan.data.global_batch as u64).for_rank(rank, ranks);
     let mut loader = Loader::new(Arc::clone(&corpora.training), Cursor::default(), share)?;
     let mut report = match mesh.rank() {
-        0 => Some(Report::begin(plan, mesh, &parameters)?),
+        0 => Some(Report::begin(plan, mesh, &composition.parameters)?),
         _ => None,
     };
     let (mut began, mut waited) = (Instant::now(), Duration::ZERO);
@@ -35,13 +35,15 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow
             break;
         };
         let factor = schedule.factor(number - 1);
-        let outcome = step::step(plan, mesh, &mut model, &parameters, &mut optimizer, &share, factor)?;
+        let outcome = step::step(plan, mesh, &mut composition, &mut optimizer, &share, factor)?;
         let seconds = began.elapsed().as_secs_f64();
         let data = (loader.waited() - waited).as_secs_f64();
         let last = number == plan.steps;
         let due = plan.validation.as_ref().filter(|validation| last || number.is_multiple_of(validation.every));
         let validation_loss = match (due, &corpora.validation) {
-            (Some(validation), Some(dataset)) => Some(validate::loss(plan, validation, dataset, mesh, &mut model)?),
+            (Some(validation), Some(dataset)) => {
+                Some(validate::loss(plan, validation, dataset, mesh, &mut composition)?)
+            }
             _ => None,
         };
         if let Some(report) = &mut report {

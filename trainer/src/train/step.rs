@@ -4,11 +4,11 @@ use anyhow::{bail, ensure};
 use ferrotitan_comm::{DeviceMesh, ReduceOp};
 use ferrotitan_data as data;
 use ferrotitan_mesh::View;
-use ferrotitan_nn::{Batch, Documents, Model, Parameter};
+use ferrotitan_nn::{Batch, Documents};
 use ferrotitan_optim::{AdamW, NormKind, clip_gradients, gradient_norm};
 use tch::{Device, Tensor};
 
-use super::gradients;
+use super::compose::Composition;
 use crate::config::sections::AttnMask;
 use crate::plan::Plan;
 
@@ -25,8 +25,7 @@ pub(super) struct Outcome {
 pub(super) fn step(
     plan: &Plan,
     mesh: &DeviceMesh,
-    model: &mut Model,
-    parameters: &[Parameter],
+    composition: &mut Composition,
     optimizer: &mut AdamW,
     share: &data::Batch,
     factor: f64,
@@ -36,12 +35,16 @@ pub(super) fn step(
     ensure!(tokens > 0.0, "no token of the batch {:?} has a label", share.samples);
     let mut local = 0.0;
     for start in (0..share.batch).step_by(plan.data.local_batch) {
-        let rows = share.rows(start..start + plan.data.local_batch)?;
-        let sum = model.forward(&batch(&rows, plan.attn_mask, mesh.device())?)?;
-        (&sum / tokens).f_backward()?;
+        let end = start + plan.data.local_batch;
+        let rows = batch(&share.rows(start..end)?, plan.attn_mask, mesh.device())?;
+        let rows = composition.share(rows)?;
+        let sum = composition.model.forward(&rows)?;
+        composition.before_backward(end >= share.batch);
+        ferrotitan_ext::autograd::backward(&[sum.f_div_scalar(tokens)?], &[], false)?;
         local += sum.detach().double_value(&[]);
     }
-    gradients::reduce(parameters, plan.precision.reduce.kind(), mesh)?;
+    composition.finish_backward()?;
+    let parameters = &composition.parameters;
     let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
     // Both are sums over all ranks, so either every rank stops here or none does.

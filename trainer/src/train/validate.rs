@@ -6,8 +6,8 @@ use anyhow::ensure;
 use ferrotitan_comm::{DeviceMesh, ReduceOp};
 use ferrotitan_data::{Cursor, Dataset, Loader, LoaderOptions};
 use ferrotitan_mesh::{Mesh as _, View};
-use ferrotitan_nn::Model;
 
+use super::compose::Composition;
 use super::step::batch;
 use crate::plan::{Plan, ValidationPlan};
 
@@ -17,7 +17,7 @@ pub(super) fn loss(
     validation: &ValidationPlan,
     dataset: &Arc<Dataset>,
     mesh: &DeviceMesh,
-    model: &mut Model,
+    composition: &mut Composition,
 ) -> anyhow::Result<f64> {
     let (rank, ranks) = (mesh.index(View::BATCH) as u64, mesh.size(View::BATCH) as u64);
     let global_batch = validation.local_batch as u64 * ranks;
@@ -32,8 +32,8 @@ pub(super) fn loss(
     let (mut local, mut valid) = (0.0, 0.0);
     for rows in loader.take(batches as usize) {
         let rows = rows?;
-        let sum =
-            tch::no_grad(|| model.forward(&batch(&rows, plan.attn_mask, mesh.device())?).map_err(anyhow::Error::from))?;
+        let tokens = composition.share(batch(&rows, plan.attn_mask, mesh.device())?)?;
+        let sum = tch::no_grad(|| composition.model.forward(&tokens))?;
         local += sum.double_value(&[]);
         valid += rows.valid_tokens() as f64;
     }

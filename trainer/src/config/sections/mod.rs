@@ -18,7 +18,7 @@ pub use data::{DataLoader, DtypeName, Training, Validation};
 pub use job::{Experimental, Job, Metrics, MfuConvention, Profiling};
 pub use model::{AttnMask, Model};
 pub use optimizer::{DecayType, Implementation, LrScheduler, Optimizer};
-pub use parallelism::{ExpertBackend, Parallelism, ReshardAfterForward, RotateMethod};
+pub use parallelism::{ExpertBackend, Parallelism, RotateMethod};
 pub use quantize::{
     CastKernel, Float8GroupedMm, Float8Linear, Float8Recipe, MxGroupedMm, MxLinear, Quantize, QuantizedGroupedMm,
     QuantizedLinear,

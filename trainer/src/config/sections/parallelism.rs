@@ -10,11 +10,14 @@ section! {
         pub data_parallel_replicate_degree: usize = 1,
         /// Ranks that share one copy of the parameters and see different data. -1: all ranks that the other degrees leave.
         pub data_parallel_shard_degree: i64 = -1,
-        /// Free gathered parameters after the forward pass: "always", "never", or "default", which is "never" under
-        /// pipeline parallelism and "always" without.
-        pub fsdp_reshard_after_forward: ReshardAfterForward = ReshardAfterForward::Default,
+        /// Free gathered parameters after the forward pass: "always"; "never"; "default", which is "never" under pipeline
+        /// parallelism, and without it "always" but for the last layers, which the backward pass needs first; or a number of
+        /// ranks, in blocks of which they are kept.
+        pub fsdp_reshard_after_forward: String = "default".into(),
         /// Ranks that split each matrix product.
         pub tensor_parallel_degree: usize = 1,
+        /// Ferrotitan: between the split products, each rank holds a share of the sequence instead of the whole.
+        pub enable_sequence_parallel: bool = true,
         /// Gather the logits for the loss instead of computing it where they lie.
         pub disable_loss_parallel: bool = false,
         /// Overlap the collectives of tensor parallelism with its matrix products.
@@ -39,9 +42,11 @@ section! {
         pub pipeline_parallel_expert_parallel_overlap: bool = true,
         /// Ranks that split each sequence.
         pub context_parallel_degree: usize = 1,
-        /// How a sequence is dealt to the ranks so that causal attention is equal work for each: "headtail".
+        /// How a sequence is dealt to the ranks: "headtail", equal work for causal attention; Ferrotitan: "documents",
+        /// about equal work for attention within documents; "contiguous". Not set: "contiguous".
         pub context_parallel_load_balancer: Option<String> = Some("headtail".into()),
-        /// How keys and values reach the other ranks: "allgather" or "alltoall" (a ring).
+        /// How keys and values reach the other ranks: "allgather"; "alltoall" or, Ferrotitan, "ring": one neighbour after
+        /// the other; Ferrotitan: "ulysses", which exchanges sequences for heads instead.
         pub context_parallel_rotate_method: RotateMethod = RotateMethod::AllGather,
         /// Ranks that split the experts of a mixture.
         pub expert_parallel_degree: usize = 1,
@@ -55,24 +60,16 @@ section! {
 }
 
 words! {
-    /// When gathered parameters are freed.
-    pub enum ReshardAfterForward {
-        /// As fits the rest of the mesh.
-        Default = "default",
-        /// After every forward pass.
-        Always = "always",
-        /// Only after the backward pass.
-        Never = "never",
-    }
-}
-
-words! {
     /// How keys and values reach the other ranks of a sequence.
     pub enum RotateMethod {
         /// All at once.
         AllGather = "allgather",
         /// One neighbour after the other.
         AllToAll = "alltoall",
+        /// The same.
+        Ring = "ring",
+        /// Heads for sequences.
+        Ulysses = "ulysses",
     }
 }
 

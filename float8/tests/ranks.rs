@@ -1,0 +1,295 @@
+//! On several ranks: what a layout may not change, and what travels.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ferrotitan_float8::comm::{DeviceMesh, Op, threads};
+use ferrotitan_float8::nn::llama::{LlamaConfig, build};
+use ferrotitan_float8::nn::mesh::{Degrees, Mesh, Region, View};
+use ferrotitan_float8::nn::{Batch, Error, Materialize, Model, Transform};
+use ferrotitan_float8::tch::{Device, Kind, Tensor, no_grad};
+use ferrotitan_float8::{Float8, Format, Handle, Options, Recipe, cast, quantize};
+use ferrotitan_fsdp::Fsdp;
+use ferrotitan_tp::{Plan, TensorParallel};
+
+const ROWS: usize = 4;
+
+fn config() -> LlamaConfig {
+    LlamaConfig {
+        dim: 64,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 4,
+        hidden_dim: 128,
+        ..LlamaConfig::flavor("debugmodel", 61).unwrap()
+    }
+}
+
+/// These rows of the global batch, 16 tokens each.
+fn batch(rows: std::ops::Range<usize>) -> Batch {
+    let index = Tensor::arange(ROWS as i64 * 16, (Kind::Int64, Device::Cpu)).view([ROWS as i64, 16]);
+    let own = index.narrow(0, rows.start as i64, rows.len() as i64);
+    Batch::new((&own * 13 + 2).remainder(61), Some((&own * 7 + 1).remainder(61))).unwrap()
+}
+
+/// One rank's model, its handles, and the rows of the batch that it reads.
+struct Rank {
+    model: Model,
+    float8: Handle,
+    fsdp: ferrotitan_fsdp::Handle,
+    rows: std::ops::Range<usize>,
+}
+
+fn rank(mesh: &DeviceMesh, options: &Options, kind: Kind, compute: Option<Kind>) -> Result<Rank, Error> {
+    let mut model = build(&config())?;
+    TensorParallel::new(mesh.clone(), ferrotitan_tp::Options::default(), Plan::llama(&config())).apply(&mut model, mesh)?;
+    let float8 = Float8::new(options.clone()).with_mesh(mesh).attach(&mut model)?;
+    let fsdp = Fsdp::new(mesh, ferrotitan_fsdp::Options::default()).with_wires(float8.wires()).attach(&mut model)?;
+    model.materialize(&Materialize { seed: 2, kind, compute, device: Device::Cpu }, mesh)?;
+    let count = ROWS / mesh.size(View::LOSS);
+    let start = mesh.index(View::LOSS) * count;
+    Ok(Rank { model, float8, fsdp, rows: start..start + count })
+}
+
+fn on<T: Send>(degrees: Degrees, body: impl Fn(DeviceMesh) -> Result<T, Error> + Sync) -> Vec<T> {
+    run(degrees, body).unwrap()
+}
+
+fn run<T: Send>(
+    degrees: Degrees,
+    body: impl Fn(DeviceMesh) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, ferrotitan_float8::comm::Error> {
+    let timeout = Duration::from_secs(30);
+    threads::run(degrees, &threads::Options { timeout, intra_op_threads: Some(1), ..threads::Options::default() }, body)
+}
+
+/// A rank's loss, and by name its parameters' regions and gradients.
+type Outcome = (f64, BTreeMap<String, (Region, Tensor)>);
+
+fn step(rank: &mut Rank, mesh: &DeviceMesh) -> Result<Outcome, Error> {
+    rank.model.parameters().iter().for_each(|parameter| parameter.clear_gradient().unwrap());
+    let loss = rank.model.forward(&batch(rank.rows.clone()))? / 64.0;
+    loss.backward();
+    rank.fsdp.finish_backward()?;
+    rank.float8.finish_gradients()?;
+    let loss = mesh.group(View::LOSS).unwrap().all_reduce_scalar(loss.double_value(&[]), ferrotitan_float8::comm::ReduceOp::Sum);
+    let gradient = |parameter: &ferrotitan_float8::nn::Parameter| {
+        let gradient = parameter.gradient().unwrap().unwrap().copy();
+        (parameter.name().to_owned(), (parameter.layout().local_region(mesh), gradient))
+    };
+    Ok((loss.unwrap(), rank.model.parameters().iter().map(gradient).collect()))
+}
+
+fn part(whole: &Tensor, region: &Region) -> Tensor {
+    region.ranges().enumerate().fold(whole.shallow_clone(), |part, (axis, range)| {
+        part.narrow(axis as i64, range.start as i64, range.len() as i64)
+    })
+}
+
+fn degrees(dp_shard: usize, tp: usize) -> Degrees {
+    Degrees { dp_shard, tp, ..Degrees::default() }
+}
+
+/// In fp64, where nothing but a scale or a cast that depends on the layout could make a difference.
+#[test]
+fn the_layout_changes_neither_scales_nor_products() {
+    let options = |recipe| Options { global_activation_scales: true, ..Options::of(recipe) };
+    let delayed = Options { delayed: Some(2), ..Options::default() };
+    let sent = Options { enable_fsdp_float8_all_gather: true, ..options(Recipe::Tensorwise) };
+    for options in Recipe::ALL.map(options).into_iter().chain([delayed, sent]) {
+        let steps = if options.delayed.is_some() { 2 } else { 1 };
+        let outcome = |mesh: DeviceMesh| {
+            let mut rank = rank(&mesh, &options, Kind::Double, None)?;
+            let mut outcomes = (0..steps).map(|_| step(&mut rank, &mesh)).collect::<Result<Vec<_>, _>>()?;
+            Ok((outcomes.remove(steps - 1), rank.float8.histories()))
+        };
+        let ((loss, whole), histories) = on(degrees(1, 1), outcome).remove(0);
+        // Dynamic scales of the first step are the rank's own, where nobody asked for global ones.
+        let meshes = if options.delayed.is_some() { vec![(1, 2)] } else { vec![(1, 2), (2, 1), (2, 2)] };
+        for (dp_shard, tp) in meshes {
+            for ((found, gradients), others) in on(degrees(dp_shard, tp), outcome) {
+                let what = format!("{options:?} on {dp_shard} x {tp}");
+                assert!((found - loss).abs() <= 1e-10 * loss.abs(), "{found} for {loss}, {what}");
+                for (name, (region, gradient)) in &gradients {
+                    let exact = &whole[name].1;
+                    let scale = exact.abs().max().double_value(&[]);
+                    let exact = part(exact, region);
+                    assert_eq!(exact.size(), gradient.size());
+                    let off = if exact.numel() > 0 { (exact - gradient).abs().max().double_value(&[]) } else { 0.0 };
+                    assert!(off <= 1e-10 * scale, "{name} is off by {off} of {scale}, {what}");
+                }
+                let near = |a: &f32, b: &f32| (a - b).abs() <= 1e-6 * b;
+                for (ours, theirs) in histories.values().flatten().flatten().zip(others.values().flatten().flatten()) {
+                    assert!(near(ours, theirs), "{ours} {theirs}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gathered_weights_equal_the_whole_cast_at_once() {
+    for (compute, ahead, power_of_two) in
+        [(Some(Kind::BFloat16), false, false), (None, true, false), (Some(Kind::BFloat16), true, true)]
+    {
+        let options = Options {
+            enable_fsdp_float8_all_gather: true,
+            precompute_float8_dynamic_scale_for_fsdp: ahead,
+            power_of_two,
+            ..Options::default()
+        };
+        let mut model = build(&config()).unwrap();
+        let mesh = DeviceMesh::single(Device::Cpu);
+        model.materialize(&Materialize { seed: 2, kind: Kind::Float, compute, device: Device::Cpu }, &mesh).unwrap();
+        let weights: BTreeMap<String, Tensor> =
+            model.parameters().iter().map(|p| (p.name().to_owned(), p.value().unwrap().detach())).collect();
+        // Three ranks do not divide 64 rows evenly.
+        for (dp_shard, tp) in [(1, 1), (3, 1), (2, 2)] {
+            on(degrees(dp_shard, tp), |mesh| {
+                let rank = rank(&mesh, &options, Kind::Float, compute)?;
+                rank.float8.precompute_scales()?;
+                rank.fsdp.unshard_all()?;
+                rank.fsdp.reshard_all()?;
+                rank.fsdp.unshard_all()?;
+                // The gather is waited for by whoever runs the unit.
+                let mut rank = rank;
+                no_grad(|| rank.model.forward(&batch(0..1)))?;
+                let converted: Vec<String> = rank.float8.converted().map(str::to_owned).collect();
+                assert_eq!(converted.len(), 14);
+                for parameter in rank.model.parameters().iter().filter(|p| converted.iter().any(|name| name == p.name())) {
+                    let whole = &weights[parameter.name()];
+                    let quantized = quantize(whole, Format::E4m3, power_of_two).unwrap();
+                    let ferrotitan_float8::Scale::Tensor(inverse) = &quantized.scale else { panic!("one scale") };
+                    // The region that tensor parallelism left.
+                    let layout = parameter.layout();
+                    let splits = layout.splits().iter().filter(|split| !split.view.overlaps(View::FSDP)).cloned();
+                    let layout = ferrotitan_float8::nn::mesh::Layout::new(layout.shape(), splits.collect(), View::NONE, &[]);
+                    let region = layout.unwrap().local_region(&mesh);
+                    let gathered = parameter.value().unwrap().detach();
+                    let expected = part(&quantized.dequantize(Kind::Float).unwrap(), &region).to_kind(gathered.kind());
+                    assert!(gathered.equal(&expected), "{} on {dp_shard} x {tp}", parameter.name());
+                    // The products get the very codes back.
+                    let scale = ferrotitan_float8::scale_for(&ferrotitan_float8::amax(whole).unwrap(), Format::E4m3, power_of_two);
+                    let again = cast(&gathered, &scale.unwrap(), Format::E4m3).unwrap().view_dtype(Kind::Uint8);
+                    assert!(again.equal(&part(&quantized.data, &region).contiguous().view_dtype(Kind::Uint8)));
+                    assert_eq!(inverse.numel(), 1);
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn gathered_codes_give_the_same_products_as_gathered_weights() {
+    let outcome = |send: bool| {
+        on(degrees(2, 1), |mesh| {
+            let options = Options { enable_fsdp_float8_all_gather: send, ..Options::default() };
+            step(&mut rank(&mesh, &options, Kind::Float, Some(Kind::BFloat16))?, &mesh)
+        })
+    };
+    for ((loss, gradients), (other_loss, others)) in outcome(false).into_iter().zip(outcome(true)) {
+        assert_eq!(loss, other_loss);
+        for (name, (_, gradient)) in gradients {
+            assert!(gradient.equal(&others[&name].1), "{name}");
+        }
+    }
+}
+
+#[test]
+fn half_as_many_bytes_travel() {
+    // A forward pass gathers every unit once.
+    let sent = |send: bool| {
+        on(degrees(2, 1), |mesh| {
+            let options = Options { enable_fsdp_float8_all_gather: send, ..Options::default() };
+            let mut rank = rank(&mesh, &options, Kind::Float, Some(Kind::BFloat16))?;
+            mesh.recorder().reset();
+            no_grad(|| rank.model.forward(&batch(rank.rows.clone())))?;
+            let converted: Vec<_> = rank.float8.converted().map(str::to_owned).collect();
+            let parameters = rank.model.parameters();
+            let weights = parameters.iter().filter(|p| converted.iter().any(|name| name == p.name()));
+            let own: i64 = weights.map(|weight| weight.local().unwrap().numel() as i64).sum();
+            Ok((own, mesh.recorder().total("fsdp", Op::AllGather).bytes as i64))
+        })
+    };
+    for ((own, in_bf16), (_, in_float8)) in sent(false).into_iter().zip(sent(true)) {
+        // Two bytes an element become one. Where dtypes are mixed, each of a unit's 9 parts is aligned to 16 bytes.
+        let saved = in_bf16 - in_float8;
+        assert!(own - 2 * 10 * 16 <= saved && saved <= own, "{saved} of {own}");
+    }
+}
+
+#[test]
+fn one_collective_for_the_scales_of_all_weights() {
+    on(degrees(2, 1), |mesh| {
+        let count = || mesh.recorder().total("dp_shard+cp+tp", Op::AllReduce).count;
+        let options = Options { enable_fsdp_float8_all_gather: true, ..Options::default() };
+        let mut alone = rank(&mesh, &options, Kind::Float, Some(Kind::BFloat16))?;
+        mesh.recorder().reset();
+        let (loss, _) = step(&mut alone, &mesh)?;
+        // Each of 14 weights, forward and backward; the last block is not the last unit.
+        assert_eq!(count(), 2 * 14);
+
+        let options = Options { precompute_float8_dynamic_scale_for_fsdp: true, ..options };
+        let mut together = rank(&mesh, &options, Kind::Float, Some(Kind::BFloat16))?;
+        mesh.recorder().reset();
+        together.float8.precompute_scales()?;
+        assert_eq!(count(), 1);
+        assert_eq!(step(&mut together, &mesh)?.0, loss);
+        assert_eq!(count(), 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn stale_scales_are_refused() {
+    let failed = run(degrees(2, 1), |mesh| {
+        let options = Options {
+            enable_fsdp_float8_all_gather: true,
+            precompute_float8_dynamic_scale_for_fsdp: true,
+            ..Options::default()
+        };
+        let mut rank = rank(&mesh, &options, Kind::Float, None)?;
+        let forward = |rank: &mut Rank| no_grad(|| rank.model.forward(&batch(rank.rows.clone())));
+        rank.float8.precompute_scales()?;
+        forward(&mut rank)?;
+        let grow = |rank: &Rank| {
+            for parameter in rank.model.parameters() {
+                let _ = no_grad(|| parameter.local().unwrap().detach().multiply_(&Tensor::from(1.5_f32)));
+            }
+        };
+        grow(&rank);
+        rank.float8.precompute_scales()?;
+        forward(&mut rank)?;
+        grow(&rank);
+        forward(&mut rank)
+    });
+    let message = failed.unwrap_err().to_string();
+    assert!(message.contains("layers.0.") && message.contains("call precompute_scales"), "{message}");
+}
+
+#[test]
+fn one_ranks_nan_is_named_on_that_rank() {
+    for options in [Options::default(), Options { enable_fsdp_float8_all_gather: true, ..Options::default() }] {
+        let failed = run(degrees(1, 2), |mesh| {
+            let mut rank = rank(&mesh, &options, Kind::Float, None)?;
+            if mesh.rank() == 1 {
+                let parameters = rank.model.parameters();
+                let parameter = parameters.iter().find(|p| p.name() == "layers.1.attention.wo.weight").unwrap();
+                let _ = no_grad(|| parameter.local().unwrap().detach().get(0).get(0).fill_(f64::NAN));
+            }
+            rank.model.forward(&batch(0..4))
+        });
+        let message = failed.unwrap_err().to_string();
+        assert!(message.starts_with("rank 1") && message.contains("layers.1.attention.wo.weight: the weight"), "{message}");
+    }
+}
+
+#[test]
+fn a_block_is_never_cut() {
+    // 4 heads of 16 on 4 ranks are 16 rows a rank, half a block.
+    let failed = run(degrees(1, 4), |mesh| rank(&mesh, &Options::of(Recipe::Mxfp8), Kind::Float, None).map(drop));
+    let message = failed.unwrap_err().to_string();
+    assert!(message.contains("layers.0.attention.wq.weight") && message.contains("blocks of 32"), "{message}");
+}

@@ -1,0 +1,12 @@
+//! Pipelines on ranks that are threads, against one rank.
+#![allow(clippy::unwrap_used)]
+
+mod deferral;
+mod failures;
+mod gloo;
+mod harness;
+mod held;
+mod parity;
+mod sharded;
+mod tied;
+mod timing;
