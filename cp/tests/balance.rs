@@ -54,12 +54,12 @@ fn packing(seq: i64) -> impl Strategy<Value = Vec<i64>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
     fn documents_are_balanced(
         rows in prop::collection::vec(packing(4096), 1..3),
-        ranks in prop::sample::select(vec![2usize, 4, 8]),
+        ranks in prop::sample::select(vec![2usize, 3, 4, 8, 16]),
     ) {
         let documents = Documents::from_lengths(rows.clone()).unwrap();
         let mask = Mask::causal().within(documents.clone());
@@ -69,7 +69,7 @@ proptest! {
         let all: i64 = rows.iter().flatten().map(|n| n * (n + 1) / 2).sum();
         prop_assert_eq!(counted.iter().sum::<u64>(), all as u64);
         // The work outside attention stays equal.
-        prop_assert!(sharding.lengths().iter().all(|&tokens| tokens == 4096 / ranks));
+        prop_assert!(sharding.lengths().iter().all(|&tokens| tokens.abs_diff(4096 / ranks) <= 64));
         let options = ContextOptions { method: Method::Ring, balance: Balance::Documents };
         prop_assert_eq!(ContextParallel::new(&mesh(ranks), options).unwrap().work(&documents).unwrap(), counted);
     }

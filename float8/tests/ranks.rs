@@ -128,6 +128,13 @@ fn the_layout_changes_neither_scales_nor_products() {
     }
 }
 
+/// What one rank computes with, by name.
+fn whole_weights(compute: Option<Kind>) -> BTreeMap<String, Tensor> {
+    let (mut model, mesh) = (build(&config()).unwrap(), DeviceMesh::single(Device::Cpu));
+    model.materialize(&Materialize { seed: 2, kind: Kind::Float, compute, device: Device::Cpu }, &mesh).unwrap();
+    model.parameters().iter().map(|p| (p.name().to_owned(), p.value().unwrap().detach())).collect()
+}
+
 #[test]
 fn gathered_weights_equal_the_whole_cast_at_once() {
     for (compute, ahead, power_of_two) in
@@ -139,21 +146,14 @@ fn gathered_weights_equal_the_whole_cast_at_once() {
             power_of_two,
             ..Options::default()
         };
-        let mut model = build(&config()).unwrap();
-        let mesh = DeviceMesh::single(Device::Cpu);
-        model.materialize(&Materialize { seed: 2, kind: Kind::Float, compute, device: Device::Cpu }, &mesh).unwrap();
-        let weights: BTreeMap<String, Tensor> =
-            model.parameters().iter().map(|p| (p.name().to_owned(), p.value().unwrap().detach())).collect();
         // Three ranks do not divide 64 rows evenly.
         for (dp_shard, tp) in [(1, 1), (3, 1), (2, 2)] {
             on(degrees(dp_shard, tp), |mesh| {
-                let rank = rank(&mesh, &options, Kind::Float, compute)?;
+                let weights = whole_weights(compute);
+                let mut rank = rank(&mesh, &options, Kind::Float, compute)?;
                 rank.float8.precompute_scales()?;
+                // Gathered until somebody reshards; who runs a unit waits for its gather.
                 rank.fsdp.unshard_all()?;
-                rank.fsdp.reshard_all()?;
-                rank.fsdp.unshard_all()?;
-                // The gather is waited for by whoever runs the unit.
-                let mut rank = rank;
                 no_grad(|| rank.model.forward(&batch(0..1)))?;
                 let converted: Vec<String> = rank.float8.converted().map(str::to_owned).collect();
                 assert_eq!(converted.len(), 14);

@@ -55,8 +55,8 @@ impl Case {
             dim: DIM as usize,
             // One block more than there must be, so that stages differ.
             n_layers: (self.ranks * self.stages_per_rank).saturating_sub(1).max(2),
-            n_heads: 2,
-            n_kv_heads: 1,
+            n_heads: 4,
+            n_kv_heads: 2,
             hidden_dim: 22,
             tied_embeddings: self.tied,
             ..LlamaConfig::flavor("debugmodel", WORDS as usize).unwrap()

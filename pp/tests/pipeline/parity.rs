@@ -128,7 +128,7 @@ fn a_step_without_a_label_has_gradients_of_zero() {
     let norms = run(2, |mesh| {
         let mut pipeline = case.pipeline(&mesh)?;
         let mut batch = case.batch();
-        batch.labels = batch.labels.map(|labels| labels.fill_(ferrotitan_pp::nn::IGNORE_INDEX));
+        batch.labels = batch.labels.map(|mut labels| labels.fill_(ferrotitan_pp::nn::IGNORE_INDEX));
         let loss = pipeline.step(&microbatches(&batch, 2)?, 0.0)?.double_value(&[]);
         let gradients = pipeline.parameters().into_iter().map(|p| p.gradient().unwrap().unwrap());
         Ok(loss + gradients.map(|gradient| gradient.abs().sum(tch::Kind::Double).double_value(&[])).sum::<f64>())
