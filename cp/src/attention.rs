@@ -19,9 +19,9 @@ use crate::{Error, Mask, Method, Plan, Result, Sharding, gather, packed, ring};
 /// key-value heads than heads, whose number is then a multiple of theirs. The result has the shape and dtype of `q`.
 ///
 /// Every rank of the group calls this, and every rank runs its backward pass. Partial results are merged, and gradients
-/// added, in fp32 (fp64 for fp64). No rank holds the scores of its queries against the whole sequence, nor of a method
-/// other than [`Method::AllGather`] the keys of it; backward each layer keeps what this rank holds of `q`, `k`, `v`, and
-/// the output.
+/// added, in fp32 (fp64 for fp64). No rank holds the scores of its queries against the whole sequence; [`Method`] says
+/// what else it holds. For the backward pass a layer keeps queries, keys, values and output of this rank's tokens, or of
+/// [`Method::AllToAll`] of its heads.
 ///
 /// ```
 /// use ferrotitan_comm::Group;

@@ -54,24 +54,28 @@ fn packing(seq: i64) -> impl Strategy<Value = Vec<i64>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn documents_are_balanced(
         rows in prop::collection::vec(packing(4096), 1..3),
         ranks in prop::sample::select(vec![2usize, 3, 4, 8, 16]),
+        causal: bool,
     ) {
         let documents = Documents::from_lengths(rows.clone()).unwrap();
-        let mask = Mask::causal().within(documents.clone());
+        let mask = if causal { Mask::causal() } else { Mask::full() }.within(documents.clone());
         let sharding = Balance::Documents.sharding(&mask, rows.len(), 4096, ranks).unwrap();
         let counted = pairs(&mask, &sharding, rows.len());
         prop_assert!(worst(&counted) <= 1.1, "{counted:?}");
-        let all: i64 = rows.iter().flatten().map(|n| n * (n + 1) / 2).sum();
+        let all: i64 = rows.iter().flatten().map(|n| if causal { n * (n + 1) / 2 } else { n * n }).sum();
         prop_assert_eq!(counted.iter().sum::<u64>(), all as u64);
-        // The work outside attention stays equal.
-        prop_assert!(sharding.lengths().iter().all(|&tokens| tokens.abs_diff(4096 / ranks) <= 64));
-        let options = ContextOptions { method: Method::Ring, balance: Balance::Documents };
-        prop_assert_eq!(ContextParallel::new(&mesh(ranks), options).unwrap().work(&documents).unwrap(), counted);
+        // The work outside attention stays equal, up to a token a chunk where the length does not divide.
+        let slack = if ranks == 3 { 64 } else { 0 };
+        prop_assert!(sharding.lengths().iter().all(|tokens| tokens.abs_diff(4096 / ranks) <= slack));
+        if causal {
+            let options = ContextOptions { method: Method::Ring, balance: Balance::Documents };
+            prop_assert_eq!(ContextParallel::new(&mesh(ranks), options).unwrap().work(&documents).unwrap(), counted);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! How long a projection's casts take, beside the products that they serve, by its widths: where the table of the
 //! automatic filter comes from. `cargo bench -p ferrotitan-float8`.
+#![allow(clippy::print_stdout)]
 
 use std::time::{Duration, Instant};
 

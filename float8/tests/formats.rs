@@ -17,11 +17,18 @@ fn defined(format: Format, code: u8) -> f64 {
     };
     let sign = if digits.starts_with('1') { -1.0 } else { 1.0 };
     let (exponent, mantissa) = digits[1..].split_at(exponent_digits);
-    let fraction: f64 = mantissa.chars().zip(1..).map(|(c, place)| if c == '1' { 0.5_f64.powi(place) } else { 0.0 }).sum();
+    let fraction: f64 =
+        mantissa.chars().zip(1..).map(|(c, place)| if c == '1' { 0.5_f64.powi(place) } else { 0.0 }).sum();
     let power = i32::from_str_radix(exponent, 2).unwrap();
     match (format, exponent.contains('0'), mantissa.contains('0')) {
         (Format::E4m3, false, false) => f64::NAN,
-        (Format::E5m2, false, _) => if fraction == 0.0 { sign * f64::INFINITY } else { f64::NAN },
+        (Format::E5m2, false, _) => {
+            if fraction == 0.0 {
+                sign * f64::INFINITY
+            } else {
+                f64::NAN
+            }
+        }
         _ if power == 0 => sign * fraction * 2_f64.powi(1 - bias),
         _ => sign * (1.0 + fraction) * 2_f64.powi(power - bias),
     }
@@ -146,7 +153,8 @@ fn what_is_not_finite_is_never_saturated() {
 
 #[test]
 fn scales_have_these_bits() {
-    let scale = |amax: f32, format, power_of_two| bits_of(&scale_for(&Tensor::from(amax), format, power_of_two).unwrap())[0];
+    let scale =
+        |amax: f32, format, power_of_two| bits_of(&scale_for(&Tensor::from(amax), format, power_of_two).unwrap())[0];
     let defined = |amax: f32, format: Format| (format.max() / f64::from(amax).max(1e-12)) as f32;
     for format in Format::ALL {
         for amax in [0.0, 1e-45, 1e-13, 1e-12, 3.3e-7, 0.1, 1.0, 3.0, 447.0, 448.0, 57345.0, 1e20, f32::MAX] {
@@ -169,9 +177,11 @@ fn nothing_has_a_scale_as_well() {
         let x = Tensor::zeros(shape, (Kind::BFloat16, Device::Cpu));
         assert_eq!(amax(&x).unwrap().double_value(&[]), 0.0);
         assert_eq!(amax_of_rows(&x).unwrap().size(), [shape[0], 1]);
-        for quantized in
-            [quantize(&x, Format::E4m3, false), quantize_rows(&x, Format::E5m2, true), quantize_blocks(&x, Format::E4m3)]
-        {
+        for quantized in [
+            quantize(&x, Format::E4m3, false),
+            quantize_rows(&x, Format::E5m2, true),
+            quantize_blocks(&x, Format::E4m3),
+        ] {
             let back = quantized.unwrap().dequantize(Kind::Float).unwrap();
             assert_eq!(back.size(), shape);
             assert_eq!(back.count_nonzero(None).int64_value(&[]), 0);

@@ -48,7 +48,8 @@ fn converts_all_but_what_is_filtered() {
     assert_eq!(
         handle.converted().collect::<Vec<_>>(),
         ["wq", "wv", "wo", "w1", "w3", "w2"].map(|part| match part.len() {
-            2 if part.starts_with("w") && part.as_bytes()[1].is_ascii_digit() => format!("layers.0.feed_forward.{part}.weight"),
+            2 if part.starts_with("w") && part.as_bytes()[1].is_ascii_digit() =>
+                format!("layers.0.feed_forward.{part}.weight"),
             _ => format!("layers.0.attention.{part}.weight"),
         })
     );
@@ -82,15 +83,23 @@ fn the_automatic_filter_leaves_out_small_products() {
 #[test]
 fn contradictions_are_refused() {
     let message = refusal(filters(&["output", "feedforward"]), &config());
-    assert!(message.contains("\"feedforward\" matches nothing") && message.contains("layers.1.feed_forward.w2"), "{message}");
+    assert!(
+        message.contains("\"feedforward\" matches nothing") && message.contains("layers.1.feed_forward.w2"),
+        "{message}"
+    );
     assert!(refusal(filters(&["layers", "output"]), &config()).contains("no projection is left"));
     assert!(Float8::new(filters(&["head"])).check(["output.weight"]).is_err());
     assert!(Float8::new(Options::default()).check(["output.weight", "layers.0.w.weight"]).is_ok());
 
     for recipe in [Recipe::Rowwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8] {
         let message = refusal(Options { enable_fsdp_float8_all_gather: true, ..Options::of(recipe) }, &config());
-        assert!(message.contains("enable_fsdp_float8_all_gather needs") && message.contains(recipe.name()), "{message}");
-        assert!(refusal(Options { delayed: Some(4), ..Options::of(recipe) }, &config()).contains("delayed scaling needs"));
+        assert!(
+            message.contains("enable_fsdp_float8_all_gather needs") && message.contains(recipe.name()),
+            "{message}"
+        );
+        assert!(
+            refusal(Options { delayed: Some(4), ..Options::of(recipe) }, &config()).contains("delayed scaling needs")
+        );
     }
     assert!(refusal(Options { delayed: Some(0), ..Options::default() }, &config()).contains("at least one step"));
     let lonely = Options { precompute_float8_dynamic_scale_for_fsdp: true, ..Options::default() };
@@ -109,7 +118,8 @@ fn contradictions_are_refused() {
 
     let mesh = ferrotitan_float8::comm::fake::mesh(Degrees { tp: 2, ..Degrees::default() }, 1, Device::Cpu).unwrap();
     let float8 = Float8::new(Options::default()).with_mesh(&mesh);
-    let message = float8.apply(&mut build(&config()).unwrap(), &DeviceMesh::single(Device::Cpu)).unwrap_err().to_string();
+    let message =
+        float8.apply(&mut build(&config()).unwrap(), &DeviceMesh::single(Device::Cpu)).unwrap_err().to_string();
     assert!(message.contains("made for rank 1"), "{message}");
     float8.apply(&mut build(&config()).unwrap(), &mesh).unwrap();
     assert_eq!(float8.handles()[0].converted().count(), 14);
@@ -153,7 +163,8 @@ fn recomputed_casts_give_the_same_bits() {
             let mut model = build(&config()).unwrap();
             let handle = Float8::new(options.clone()).attach(&mut model).unwrap();
             for named in model.layers_mut().iter_mut().filter(|named| checkpoint && named.name.starts_with("layers.")) {
-                let inner = std::mem::replace(&mut named.layer, Box::new(RmsNorm::new("unused", 1, 1.0)) as Box<dyn Layer>);
+                let inner =
+                    std::mem::replace(&mut named.layer, Box::new(RmsNorm::new("unused", 1, 1.0)) as Box<dyn Layer>);
                 named.layer = Box::new(ActivationCheckpoint::new(inner));
             }
             materialize(&mut model, Some(Kind::BFloat16));
@@ -230,7 +241,8 @@ fn delayed_scales_follow_the_history() {
     let mut seams = model.seams();
     let Some((_, Seam::Linear(linear))) = seams.first_mut() else { panic!("wqkv is the first seam") };
     let gemm = linear.projections()[0].gemm.clone();
-    let (x, w) = (Tensor::ones([1, 64], (Kind::Float, Device::Cpu)), Tensor::zeros([64, 64], (Kind::Float, Device::Cpu)));
+    let (x, w) =
+        (Tensor::ones([1, 64], (Kind::Float, Device::Cpu)), Tensor::zeros([64, 64], (Kind::Float, Device::Cpu)));
     let _ = w.get(0).get(0).fill_(100.0);
     let read = gemm.output(&x, &w).unwrap().get(0).get(0).double_value(&[]);
     assert!((read / f64::from(largest[1]) - 1.0).abs() < 1e-6, "{read} of {largest:?}");

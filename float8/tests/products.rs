@@ -6,7 +6,9 @@ use std::sync::Arc;
 use ferrotitan_float8::nn::mesh::rng::Distribution;
 use ferrotitan_float8::nn::{Gemm, Model, NamedLayer, Plain, Projection, Seam};
 use ferrotitan_float8::tch::{Device, Kind, Tensor, manual_seed};
-use ferrotitan_float8::{Float8, Format, Options, Quantized, Recipe, multiply, quantize, quantize_blocks, quantize_rows};
+use ferrotitan_float8::{
+    Float8, Format, Options, Quantized, Recipe, multiply, quantize, quantize_blocks, quantize_rows,
+};
 use proptest::prelude::*;
 
 /// The products of one projection by a recipe, without a model around it.
@@ -39,7 +41,8 @@ fn qualities(recipe: Recipe, heavy: bool) -> [f64; 3] {
     manual_seed(17);
     let (tokens, inputs, outputs) = (96, 128, 64);
     let gemm = gemm(Options::of(recipe), inputs as usize, outputs as usize);
-    let (x, w, dy) = (random([tokens, inputs], heavy), random([outputs, inputs], heavy), random([tokens, outputs], heavy));
+    let (x, w, dy) =
+        (random([tokens, inputs], heavy), random([outputs, inputs], heavy), random([tokens, outputs], heavy));
     let exact = |a: &Tensor, b: &Tensor| a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
     [
         quality(&exact(&x, &w.tr()), &gemm.output(&x, &w).unwrap()),
@@ -152,7 +155,8 @@ proptest! {
 
 #[test]
 fn bad_operands_are_refused() {
-    let matrix = |rows, columns| quantize(&Tensor::ones([rows, columns], (Kind::Float, Device::Cpu)), Format::E4m3, false);
+    let matrix =
+        |rows, columns| quantize(&Tensor::ones([rows, columns], (Kind::Float, Device::Cpu)), Format::E4m3, false);
     let message = multiply(&matrix(3, 4).unwrap(), &matrix(3, 5).unwrap(), Kind::Float, false, true).unwrap_err();
     assert!(message.to_string().contains("[3, 4]") && message.to_string().contains("[3, 5]"), "{message}");
     assert!(quantize_rows(&Tensor::ones([4], (Kind::Float, Device::Cpu)), Format::E4m3, false).is_err());

@@ -43,7 +43,8 @@ struct Rank {
 
 fn rank(mesh: &DeviceMesh, options: &Options, kind: Kind, compute: Option<Kind>) -> Result<Rank, Error> {
     let mut model = build(&config())?;
-    TensorParallel::new(mesh.clone(), ferrotitan_tp::Options::default(), Plan::llama(&config())).apply(&mut model, mesh)?;
+    TensorParallel::new(mesh.clone(), ferrotitan_tp::Options::default(), Plan::llama(&config()))
+        .apply(&mut model, mesh)?;
     let float8 = Float8::new(options.clone()).with_mesh(mesh).attach(&mut model)?;
     let fsdp = Fsdp::new(mesh, ferrotitan_fsdp::Options::default()).with_wires(float8.wires()).attach(&mut model)?;
     model.materialize(&Materialize { seed: 2, kind, compute, device: Device::Cpu }, mesh)?;
@@ -73,7 +74,10 @@ fn step(rank: &mut Rank, mesh: &DeviceMesh) -> Result<Outcome, Error> {
     loss.backward();
     rank.fsdp.finish_backward()?;
     rank.float8.finish_gradients()?;
-    let loss = mesh.group(View::LOSS).unwrap().all_reduce_scalar(loss.double_value(&[]), ferrotitan_float8::comm::ReduceOp::Sum);
+    let loss = mesh
+        .group(View::LOSS)
+        .unwrap()
+        .all_reduce_scalar(loss.double_value(&[]), ferrotitan_float8::comm::ReduceOp::Sum);
     let gradient = |parameter: &ferrotitan_float8::nn::Parameter| {
         let gradient = parameter.gradient().unwrap().unwrap().copy();
         (parameter.name().to_owned(), (parameter.layout().local_region(mesh), gradient))
@@ -157,20 +161,27 @@ fn gathered_weights_equal_the_whole_cast_at_once() {
                 no_grad(|| rank.model.forward(&batch(0..1)))?;
                 let converted: Vec<String> = rank.float8.converted().map(str::to_owned).collect();
                 assert_eq!(converted.len(), 14);
-                for parameter in rank.model.parameters().iter().filter(|p| converted.iter().any(|name| name == p.name())) {
+                for parameter in
+                    rank.model.parameters().iter().filter(|p| converted.iter().any(|name| name == p.name()))
+                {
                     let whole = &weights[parameter.name()];
                     let quantized = quantize(whole, Format::E4m3, power_of_two).unwrap();
                     let ferrotitan_float8::Scale::Tensor(inverse) = &quantized.scale else { panic!("one scale") };
                     // The region that tensor parallelism left.
                     let layout = parameter.layout();
                     let splits = layout.splits().iter().filter(|split| !split.view.overlaps(View::FSDP)).cloned();
-                    let layout = ferrotitan_float8::nn::mesh::Layout::new(layout.shape(), splits.collect(), View::NONE, &[]);
+                    let layout =
+                        ferrotitan_float8::nn::mesh::Layout::new(layout.shape(), splits.collect(), View::NONE, &[]);
                     let region = layout.unwrap().local_region(&mesh);
                     let gathered = parameter.value().unwrap().detach();
                     let expected = part(&quantized.dequantize(Kind::Float).unwrap(), &region).to_kind(gathered.kind());
                     assert!(gathered.equal(&expected), "{} on {dp_shard} x {tp}", parameter.name());
                     // The products get the very codes back.
-                    let scale = ferrotitan_float8::scale_for(&ferrotitan_float8::amax(whole).unwrap(), Format::E4m3, power_of_two);
+                    let scale = ferrotitan_float8::scale_for(
+                        &ferrotitan_float8::amax(whole).unwrap(),
+                        Format::E4m3,
+                        power_of_two,
+                    );
                     let again = cast(&gathered, &scale.unwrap(), Format::E4m3).unwrap().view_dtype(Kind::Uint8);
                     assert!(again.equal(&part(&quantized.data, &region).contiguous().view_dtype(Kind::Uint8)));
                     assert_eq!(inverse.numel(), 1);
@@ -282,7 +293,10 @@ fn one_ranks_nan_is_named_on_that_rank() {
             rank.model.forward(&batch(0..4))
         });
         let message = failed.unwrap_err().to_string();
-        assert!(message.starts_with("rank 1") && message.contains("layers.1.attention.wo.weight: the weight"), "{message}");
+        assert!(
+            message.starts_with("rank 1") && message.contains("layers.1.attention.wo.weight: the weight"),
+            "{message}"
+        );
     }
 }
 

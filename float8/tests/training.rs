@@ -22,7 +22,8 @@ fn text() -> Tensor {
         files.extend(std::fs::read_dir(own.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
     }
     files.sort();
-    let bytes: Vec<u8> = files.iter().filter(|path| path.is_file()).flat_map(|path| std::fs::read(path).unwrap()).collect();
+    let bytes: Vec<u8> =
+        files.iter().filter(|path| path.is_file()).flat_map(|path| std::fs::read(path).unwrap()).collect();
     Tensor::from_slice(&bytes).to_kind(Kind::Int64)
 }
 
@@ -42,7 +43,7 @@ fn losses(options: Option<Options>) -> Vec<f64> {
     let how = Materialize { seed: 4, kind: Kind::Float, compute: Some(Kind::BFloat16), device: Device::Cpu };
     model.materialize(&how, &mesh).unwrap();
     let mut optimizer =
-        AdamW::new(&model.parameters(), AdamWOptions { lr: 3e-3, ..AdamWOptions::default() }, &[]).unwrap();
+        AdamW::new(model.parameters(), AdamWOptions { lr: 3e-3, ..AdamWOptions::default() }, &[]).unwrap();
     let text = text();
     let windows = (text.numel() as i64 - 1) / SEQ;
     let mut losses = Vec::new();

@@ -1,7 +1,7 @@
 //! What can go wrong in a pipeline.
 
 use ferrotitan_comm::BoxError;
-use ferrotitan_schedule::Action;
+use ferrotitan_schedule::Op;
 use tch::TchError;
 
 /// Errors of this crate.
@@ -109,21 +109,21 @@ pub enum Error {
         /// What was looked for.
         what: String,
     },
-    /// An action of the schedule failed.
-    #[error("{action} on rank {rank} along pp: {source}")]
-    Action {
-        /// The action.
-        action: Action,
+    /// An operation of the schedule failed.
+    #[error("{op} on rank {rank} along pp: {source}")]
+    Operation {
+        /// The operation; of an overlapped pair, the action.
+        op: Op,
         /// The rank's index along pp.
         rank: usize,
         /// Why.
         source: Box<Error>,
     },
     /// What the owner of the parameters was asked to do failed.
-    #[error("to {what}: {source}")]
+    #[error("hook {hook}: {source}")]
     Hook {
-        /// What it was asked for.
-        what: String,
+        /// The method of [`StageHooks`](crate::StageHooks).
+        hook: &'static str,
         /// Its own error.
         source: BoxError,
     },

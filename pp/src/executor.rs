@@ -98,9 +98,9 @@ impl Pipeline {
     /// Gradients are added to those that the parameters have.
     ///
     /// # Errors
-    /// [`Error::Microbatches`] for another number than the schedule's; [`Error::Action`] when a computation fails or
-    /// gives another shape than [`Activations`] says, or another rank fails while this one waits for it;
-    /// [`Error::Comm`], [`Error::Hook`].
+    /// [`Error::Microbatches`] for another number than the schedule's; [`Error::Operation`] when a computation fails or
+    /// gives another shape than [`Activations`] says, a hook fails, or another rank fails while this one waits for it;
+    /// [`Error::Comm`] and [`Error::Hook`] at the end of the step.
     pub fn step(&mut self, microbatches: &[Batch], tokens: f64) -> Result<Tensor> {
         let loss = self.run(microbatches, Some(1.0 / tokens.max(1.0)))?;
         tied::sum_gradients(&self.group, &self.parameters())?;

@@ -60,17 +60,25 @@ impl Run<'_> {
             statistics: Statistics::default(),
         };
         for &op in &plan.ranks[group.rank()] {
-            self.operate(op, &mut progress)?;
+            self.operate(op, &mut progress).map_err(|source| self.during(op, source))?;
         }
         progress.mail.finish()?;
         if self.scale.is_some() {
             // Of a list without reductions.
             for stage in self.stages.keys().filter(|stage| !progress.reduced.contains(stage)) {
-                self.hooks.reduce(*stage).map_err(hook(format!("reduce stage {stage}")))?;
+                self.hooks.reduce(*stage).map_err(hook("reduce"))?;
             }
-            self.hooks.finish().map_err(hook("finish a step"))?;
+            self.hooks.finish().map_err(hook("finish"))?;
         }
         Ok((progress.loss, progress.statistics))
+    }
+
+    /// Says where an error happened, unless it says so itself.
+    fn during(&self, op: Op, source: Error) -> Error {
+        match source {
+            Error::Operation { .. } => source,
+            source => Error::Operation { op, rank: self.group.rank(), source: Box::new(source) },
+        }
     }
 
     fn operate(&mut self, op: Op, progress: &mut Progress<'_>) -> Result<()> {
@@ -82,8 +90,8 @@ impl Run<'_> {
                 progress.mail.receive(message, &self.activations.shape(batch), self.activations.kind())
             }
             Op::Send(_) | Op::Receive(_) => Ok(()),
-            Op::Unshard(stage) => self.hooks.unshard(stage).map_err(hook(op)),
-            Op::Reshard(stage) => self.hooks.reshard(stage).map_err(hook(op)),
+            Op::Unshard(stage) => self.hooks.unshard(stage).map_err(hook("unshard")),
+            Op::Reshard(stage) => self.hooks.reshard(stage).map_err(hook("reshard")),
             Op::ReduceGradient(stage) if self.scale.is_some() => self.reduce(stage, progress),
             Op::ReduceGradient(_) => Ok(()),
         }
@@ -101,7 +109,7 @@ impl Run<'_> {
         for stage in std::iter::once(stage).chain(others(stage).iter().copied()) {
             let is_complete = |stage: &usize| progress.complete.contains(stage);
             if is_complete(&stage) && others(stage).iter().all(is_complete) && progress.reduced.insert(stage) {
-                self.hooks.reduce(stage).map_err(hook(Op::ReduceGradient(stage)))?;
+                self.hooks.reduce(stage).map_err(hook("reduce"))?;
             }
         }
         Ok(())
@@ -114,8 +122,7 @@ impl Run<'_> {
                 start.get_or_insert_with(|| progress.started.elapsed());
                 self.act(action, inputs, progress)
             });
-            let rank = self.group.rank();
-            done.map_err(|source| Error::Action { action, rank, source: Box::new(source) })?;
+            done.map_err(|source| self.during(Op::Compute(action.into()), source))?;
         }
         if let Some(start) = start {
             let end = progress.started.elapsed().as_secs_f64();
@@ -207,7 +214,6 @@ impl Run<'_> {
     }
 }
 
-fn hook(what: impl ToString) -> impl FnOnce(ferrotitan_comm::BoxError) -> Error {
-    let what = what.to_string();
-    move |source| Error::Hook { what, source }
+fn hook(hook: &'static str) -> impl FnOnce(ferrotitan_comm::BoxError) -> Error {
+    move |source| Error::Hook { hook, source }
 }

@@ -42,7 +42,7 @@ fn fail_on_rank(failing: usize, panics: bool) -> comm::Error {
             let model = pipeline.stage_mut(failing).unwrap();
             model.layers_mut().insert(0, NamedLayer::new("fails", Fails { after: 2, panics }));
         }
-        pipeline.step(&microbatches(&case.batch(), 6)?, case.tokens())?;
+        let _ = pipeline.step(&microbatches(&case.batch(), 6)?, case.tokens())?;
         Ok(())
     });
     assert!(begun.elapsed() < Duration::from_secs(20));
@@ -76,7 +76,7 @@ fn who_waits_is_told_why() {
     });
     assert!(outcome.is_err());
     let told = told.into_inner().unwrap();
-    assert!(told.contains("B0 on rank 0 along pp: rank 1 failed: the machine went away"), "{told}");
+    assert!(told.contains("0 on rank 0 along pp: rank 1 failed: the machine went away"), "{told}");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn another_number_of_microbatches_is_refused() {
         }
         assert!(matches!(microbatches(&case.batch(), 3), Err(Error::Indivisible { rows: 4, microbatches: 3 })));
         // Nothing was sent, so that the pipeline still runs.
-        pipeline.step(&microbatches(&case.batch(), 4)?, case.tokens())?;
+        let _ = pipeline.step(&microbatches(&case.batch(), 4)?, case.tokens())?;
         Ok(())
     });
 }
@@ -119,7 +119,7 @@ fn alone(case: &Case, plan: Lowered, activations: Activations, batch: &Batch) ->
     partition.keep(&mut model, &mesh)?;
     model.materialize(&HOW, &mesh)?;
     let mut pipeline = Pipeline::new(&mesh, partition.stages(model), plan, activations)?;
-    pipeline.step(&microbatches(batch, case.microbatches)?, 1.0)?;
+    let _ = pipeline.step(&microbatches(batch, case.microbatches)?, 1.0)?;
     Ok(())
 }
 
@@ -225,7 +225,7 @@ fn hooks_are_called_in_order_and_their_errors_named() {
     let mut pipeline = Pipeline::new(&mesh, partition.stages(model), plan, activations).unwrap();
     pipeline = pipeline.with_hooks(noted.clone());
     let parts = microbatches(&case.batch(), 1).unwrap();
-    pipeline.step(&parts, 1.0).unwrap();
+    let _ = pipeline.step(&parts, 1.0).unwrap();
     let called = noted.0.lock().unwrap().join(", ");
     assert_eq!(called, "unshard 0, unshard 1, reshard 0, reduce 1, reduce 0, reshard 1, finish");
     let mut plan = pipeline.plan().clone();
@@ -233,5 +233,5 @@ fn hooks_are_called_in_order_and_their_errors_named() {
     plan.check().unwrap();
     // An evaluation unshards and reshards alone; the third call is one too many.
     let error = pipeline.evaluate(&parts).unwrap_err();
-    assert_eq!(error.to_string(), "to 0RESHARD: enough");
+    assert_eq!(error.to_string(), "0RESHARD on rank 0 along pp: hook reshard: enough");
 }

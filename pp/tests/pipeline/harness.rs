@@ -1,56 +1,58 @@
 //! A small Llama, on one rank and as a pipeline.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
 use std::time::Duration;
 
+use ferrotitan_ext::store::Store;
 use ferrotitan_mesh::{Degrees, Grid, Region};
-use ferrotitan_pp::comm::{BoxError, DeviceMesh, threads};
+use ferrotitan_pp::comm::{BoxError, DeviceMesh, processes, threads};
 use ferrotitan_pp::nn::llama::{LlamaConfig, build};
 use ferrotitan_pp::nn::{
     ActivationCheckpoint, Batch, ChunkedCrossEntropy, Documents, IGNORE_INDEX, Materialize, Model, Parameter, Seam,
 };
 use ferrotitan_pp::schedule::{Algorithm, Lowered, LoweringOptions, Schedule, lower};
-use ferrotitan_pp::{Activations, Partition, Pipeline, Split, Statistics, microbatches};
+use ferrotitan_pp::{Activations, Partition, Pipeline, Split, microbatches};
 use tch::{Device, Kind, Tensor};
 
-pub const DIM: i64 = 16;
-pub const SEQ: i64 = 6;
+pub(crate) const DIM: i64 = 16;
+pub(crate) const SEQ: i64 = 6;
 const WORDS: i64 = 19;
 
 /// In double precision.
-pub const HOW: Materialize = Materialize { seed: 5, kind: Kind::Double, compute: None, device: Device::Cpu };
+pub(crate) const HOW: Materialize = Materialize { seed: 5, kind: Kind::Double, compute: None, device: Device::Cpu };
 
 /// What is run.
 #[derive(Clone, Debug)]
-pub struct Case {
-    pub algorithm: Algorithm,
-    pub ranks: usize,
-    pub stages_per_rank: usize,
-    pub microbatches: usize,
+pub(crate) struct Case {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) ranks: usize,
+    pub(crate) stages_per_rank: usize,
+    pub(crate) microbatches: usize,
     /// Sequences of a microbatch.
-    pub rows: usize,
-    pub tied: bool,
+    pub(crate) rows: usize,
+    pub(crate) tied: bool,
     /// Whether the loss works on a few tokens at a time, with their gradients.
-    pub chunked: bool,
+    pub(crate) chunked: bool,
     /// Whether blocks are computed again in the backward pass.
-    pub checkpoint: bool,
+    pub(crate) checkpoint: bool,
 }
 
 impl Case {
-    pub fn new(algorithm: Algorithm, ranks: usize, stages_per_rank: usize, microbatches: usize) -> Self {
+    pub(crate) fn new(algorithm: Algorithm, ranks: usize, stages_per_rank: usize, microbatches: usize) -> Self {
         let (rows, tied, chunked, checkpoint) = (1, false, false, false);
         Self { algorithm, ranks, stages_per_rank, microbatches, rows, tied, chunked, checkpoint }
     }
 
-    pub fn schedule(&self) -> Schedule {
+    pub(crate) fn schedule(&self) -> Schedule {
         self.algorithm.generate(self.ranks, self.stages_per_rank, self.microbatches).unwrap()
     }
 
-    pub fn plan(&self) -> Lowered {
+    pub(crate) fn plan(&self) -> Lowered {
         lower(&self.schedule(), &LoweringOptions { unshard: true, ..LoweringOptions::default() }).unwrap()
     }
 
-    pub fn config(&self) -> LlamaConfig {
+    pub(crate) fn config(&self) -> LlamaConfig {
         LlamaConfig {
             dim: DIM as usize,
             // One block more than there must be, so that stages differ.
@@ -64,7 +66,7 @@ impl Case {
     }
 
     /// Without storage.
-    pub fn model(&self) -> Model {
+    pub(crate) fn model(&self) -> Model {
         let mut model = build(&self.config()).unwrap();
         if self.chunked {
             for (_, seam) in model.seams() {
@@ -82,7 +84,7 @@ impl Case {
     }
 
     /// The batch of all ranks; some tokens have no label, some sequences two documents.
-    pub fn batch(&self) -> Batch {
+    pub(crate) fn batch(&self) -> Batch {
         let rows = (self.microbatches * self.rows) as i64;
         let all = Tensor::arange(rows * SEQ, (Kind::Int64, Device::Cpu)).view([rows, SEQ]);
         let tokens = (&all * 13 + 5).remainder(WORDS);
@@ -94,12 +96,12 @@ impl Case {
     }
 
     /// The labels that count.
-    pub fn tokens(&self) -> f64 {
+    pub(crate) fn tokens(&self) -> f64 {
         self.batch().labels.unwrap().ne(IGNORE_INDEX).sum(Kind::Double).double_value(&[])
     }
 
     /// On one rank, without any of this crate.
-    pub fn alone(&self) -> Outcome {
+    pub(crate) fn alone(&self) -> Outcome {
         let mut model = self.model();
         model.materialize(&HOW, &Grid::single()).unwrap();
         let loss = model.forward(&self.batch()).unwrap();
@@ -109,7 +111,7 @@ impl Case {
     }
 
     /// A pipeline on one rank, of a model that nothing else is done to.
-    pub fn pipeline(&self, mesh: &DeviceMesh) -> Result<Pipeline, BoxError> {
+    pub(crate) fn pipeline(&self, mesh: &DeviceMesh) -> Result<Pipeline, BoxError> {
         let mut model = self.model();
         let partition = Partition::of(&model, &Split::default(), &self.schedule())?;
         partition.keep(&mut model, mesh)?;
@@ -118,7 +120,7 @@ impl Case {
     }
 
     /// One step as a pipeline, on every rank.
-    pub fn pipelined(&self) -> Vec<Share> {
+    pub(crate) fn pipelined(&self) -> Vec<Share> {
         run(self.ranks, |mesh| {
             let mut pipeline = self.pipeline(&mesh)?;
             let loss = pipeline.step(&microbatches(&self.batch(), self.microbatches)?, self.tokens())?;
@@ -128,42 +130,57 @@ impl Case {
 }
 
 /// What came of a step.
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The sum over all labels.
-    pub loss: f64,
-    pub gradients: BTreeMap<String, Tensor>,
+    pub(crate) loss: f64,
+    pub(crate) gradients: BTreeMap<String, Tensor>,
 }
 
 /// What came of it on one rank.
-pub struct Share {
-    pub loss: f64,
-    pub gradients: Vec<(String, Vec<usize>, Region, Tensor)>,
-    pub statistics: Statistics,
+pub(crate) struct Share {
+    pub(crate) loss: f64,
+    pub(crate) gradients: Vec<(String, Vec<usize>, Region, Tensor)>,
 }
 
 impl Share {
-    pub fn new(loss: &Tensor, pipeline: &Pipeline, mesh: &DeviceMesh) -> Self {
+    pub(crate) fn new(loss: &Tensor, pipeline: &Pipeline, mesh: &DeviceMesh) -> Self {
         let part = |parameter: &Parameter| {
             let (layout, gradient) = (parameter.layout(), parameter.gradient().unwrap());
             let gradient = gradient.unwrap_or_else(|| panic!("{} has no gradient", parameter.name()));
             (parameter.name().to_owned(), layout.shape().to_vec(), layout.local_region(mesh), gradient)
         };
         let gradients = pipeline.parameters().iter().map(part).collect();
-        Self { loss: loss.double_value(&[]), gradients, statistics: pipeline.statistics().clone() }
+        Self { loss: loss.double_value(&[]), gradients }
     }
 }
 
-pub fn options() -> threads::Options {
+pub(crate) fn options() -> threads::Options {
     threads::Options { timeout: Duration::from_secs(40), intra_op_threads: Some(1), ..threads::Options::default() }
 }
 
-pub fn run<T: Send>(ranks: usize, body: impl Fn(DeviceMesh) -> Result<T, BoxError> + Sync) -> Vec<T> {
+pub(crate) fn run<T: Send>(ranks: usize, body: impl Fn(DeviceMesh) -> Result<T, BoxError> + Sync) -> Vec<T> {
     threads::run(Degrees { pp: ranks, ..Degrees::default() }, &options(), body).unwrap()
+}
+
+/// The same over Gloo, the backend of processes, with its ranks on threads.
+pub(crate) fn run_over_gloo<T: Send>(ranks: usize, body: impl Fn(DeviceMesh) -> Result<T, BoxError> + Sync) -> Vec<T> {
+    let store = Store::hash();
+    let connect = processes::Options { timeout: Duration::from_secs(40), ..processes::Options::default() };
+    let rank_main = |grid: Grid| {
+        tch::set_num_threads(1);
+        body(processes::connect_through(store.clone(), grid, Device::Cpu, &connect)?)
+    };
+    let rank_main = &rank_main;
+    thread::scope(|scope| {
+        let grids = Grid::all(Degrees { pp: ranks, ..Degrees::default() }).unwrap();
+        let ranks: Vec<_> = grids.map(|grid| scope.spawn(move || rank_main(grid))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+    })
 }
 
 /// Every rank's part of every gradient is that of the expected one, and all of it is there. `copies` ranks give each
 /// microbatch's loss.
-pub fn assert_same(found: &[Share], expected: &Outcome, copies: f64, what: &str) {
+pub(crate) fn assert_same(found: &[Share], expected: &Outcome, copies: f64, what: &str) {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-10 * b.abs();
     let loss: f64 = found.iter().map(|share| share.loss).sum::<f64>() / copies;
     assert!(near(loss, expected.loss), "{what}: loss {loss}, not {}", expected.loss);

@@ -75,7 +75,7 @@ fn peaks_are_the_verifier_s() {
                 stage.model.layers_mut().insert(1, NamedLayer::new("counting", Counting(Arc::clone(&alive))));
             }
             let mut pipeline = Pipeline::new(&mesh, stages, case.plan(), Activations::new(DIM, Kind::Double))?;
-            pipeline.step(&microbatches(&case.batch(), case.microbatches)?, case.tokens())?;
+            let _ = pipeline.step(&microbatches(&case.batch(), case.microbatches)?, case.tokens())?;
             assert_eq!(alive.now.load(Ordering::SeqCst), 0, "{algorithm} leaks graphs");
             Ok((pipeline.statistics().clone(), alive.most.load(Ordering::SeqCst)))
         });

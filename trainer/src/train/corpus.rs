@@ -73,7 +73,7 @@ fn open(corpus: &Corpus, plan: &Plan, tokenizer: &dyn Tokenizer) -> anyhow::Resu
         Corpus::JsonLines { path, field } => files(path, Format::Jsonl, Some(field)),
         Corpus::Parquet { path, field } => files(path, Format::Parquet, Some(field)),
     };
-    let options = BuildOptions { max_bytes: plan.data.max_bytes, ..BuildOptions::default() };
+    let options = BuildOptions { max_bytes: plan.data.max_bytes };
     let mut told = false;
     let store = TokenStore::open_or_build(&source, tokenizer, cache()?, options, &mut |_: Progress| {
         if !std::mem::replace(&mut told, true) {

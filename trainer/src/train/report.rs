@@ -66,7 +66,7 @@ fn print(line: &str) -> std::io::Result<()> {
 /// The most memory that this rank's device has had in use; on a CPU, that this process has.
 pub(super) fn peak_memory(mesh: &DeviceMesh) -> Memory {
     match cuda::memory_stats(mesh.device()) {
-        Some(stats) => Memory { bytes: stats.peak_reserved as u64, capacity: None },
+        Some(stats) => Memory { bytes: stats.peak_reserved, capacity: None },
         None => Memory { bytes: memory::peak_rss().unwrap_or(0), capacity: None },
     }
 }
