@@ -5,7 +5,7 @@ use ferrotitan_float8::comm::DeviceMesh;
 use ferrotitan_float8::nn::llama::{LlamaConfig, build};
 use ferrotitan_float8::nn::mesh::{Degrees, Parts, View};
 use ferrotitan_float8::nn::{ActivationCheckpoint, Batch, Layer, Materialize, Model, RmsNorm, Seam, Transform};
-use ferrotitan_float8::tch::{Device, Kind, Tensor, no_grad};
+use ferrotitan_float8::tch::{Device, Kind, Tensor, no_grad, set_num_threads};
 use ferrotitan_float8::{AUTO_FILTER, Float8, Options, Recipe};
 
 fn config() -> LlamaConfig {
@@ -25,6 +25,7 @@ fn batch() -> Batch {
 }
 
 fn materialize(model: &mut Model, compute: Option<Kind>) {
+    set_num_threads(1);
     let how = Materialize { seed: 1, kind: Kind::Float, compute, device: Device::Cpu };
     model.materialize(&how, &DeviceMesh::single(Device::Cpu)).unwrap();
 }
@@ -197,7 +198,9 @@ fn products_are_really_in_eight_bits() {
     for options in Recipe::ALL.map(Options::of).into_iter().chain(Recipe::ALL.map(emulated)) {
         for ((name, exact), (_, found)) in exact.iter().zip(run(Some(options.clone()))) {
             let off = ((exact - &found).norm() / exact.norm()).double_value(&[]);
-            assert!((0.005..0.3).contains(&off), "{}: {name} differs by {off}", options.recipe);
+            // An embedding's gradient comes for the most part past the projections.
+            let least = if name.contains(".w") { 0.005 } else { 1e-6 };
+            assert!((least..0.3).contains(&off), "{}: {name} differs by {off}", options.recipe);
         }
     }
 }
@@ -241,9 +244,10 @@ fn delayed_scales_follow_the_history() {
     let mut seams = model.seams();
     let Some((_, Seam::Linear(linear))) = seams.first_mut() else { panic!("wqkv is the first seam") };
     let gemm = linear.projections()[0].gemm.clone();
-    let (x, w) =
-        (Tensor::ones([1, 64], (Kind::Float, Device::Cpu)), Tensor::zeros([64, 64], (Kind::Float, Device::Cpu)));
+    let most = histories[name][0].iter().copied().fold(0.0, f32::max);
+    let x = Tensor::full([1, 64], f64::from(most), (Kind::Float, Device::Cpu));
+    let w = Tensor::zeros([64, 64], (Kind::Float, Device::Cpu));
     let _ = w.get(0).get(0).fill_(100.0);
     let read = gemm.output(&x, &w).unwrap().get(0).get(0).double_value(&[]);
-    assert!((read / f64::from(largest[1]) - 1.0).abs() < 1e-6, "{read} of {largest:?}");
+    assert!((read / f64::from(largest[1] * most) - 1.0).abs() < 1e-6, "{read} of {largest:?}");
 }

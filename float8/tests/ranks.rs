@@ -158,7 +158,7 @@ fn gathered_weights_equal_the_whole_cast_at_once() {
                 rank.float8.precompute_scales()?;
                 // Gathered until somebody reshards; who runs a unit waits for its gather.
                 rank.fsdp.unshard_all()?;
-                no_grad(|| rank.model.forward(&batch(0..1)))?;
+                let _ = no_grad(|| rank.model.forward(&batch(0..1)))?;
                 let converted: Vec<String> = rank.float8.converted().map(str::to_owned).collect();
                 assert_eq!(converted.len(), 14);
                 for parameter in
@@ -216,7 +216,7 @@ fn half_as_many_bytes_travel() {
             let options = Options { enable_fsdp_float8_all_gather: send, ..Options::default() };
             let mut rank = rank(&mesh, &options, Kind::Float, Some(Kind::BFloat16))?;
             mesh.recorder().reset();
-            no_grad(|| rank.model.forward(&batch(rank.rows.clone())))?;
+            let _ = no_grad(|| rank.model.forward(&batch(rank.rows.clone())))?;
             let converted: Vec<_> = rank.float8.converted().map(str::to_owned).collect();
             let parameters = rank.model.parameters();
             let weights = parameters.iter().filter(|p| converted.iter().any(|name| name == p.name()));
@@ -264,7 +264,7 @@ fn stale_scales_are_refused() {
         let mut rank = rank(&mesh, &options, Kind::Float, None)?;
         let forward = |rank: &mut Rank| no_grad(|| rank.model.forward(&batch(rank.rows.clone())));
         rank.float8.precompute_scales()?;
-        forward(&mut rank)?;
+        let _ = forward(&mut rank)?;
         let grow = |rank: &Rank| {
             for parameter in rank.model.parameters() {
                 let _ = no_grad(|| parameter.local().unwrap().detach().multiply_(&Tensor::from(1.5_f32)));
@@ -272,7 +272,7 @@ fn stale_scales_are_refused() {
         };
         grow(&rank);
         rank.float8.precompute_scales()?;
-        forward(&mut rank)?;
+        let _ = forward(&mut rank)?;
         grow(&rank);
         forward(&mut rank)
     });

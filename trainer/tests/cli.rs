@@ -98,11 +98,17 @@ fn files_that_are_none() {
 
 #[test]
 fn a_product_that_is_not_the_world_size_stops_a_run() {
-    let (code, _, err) = run(&["train", "--nproc", "3", "--parallelism.data_parallel_replicate_degree", "2"]);
+    let one = "--parallelism.data_parallel_shard_degree=1";
+    let (code, _, err) = run(&["train", "--nproc", "3", one, "--parallelism.data_parallel_replicate_degree", "2"]);
     assert_eq!(code, 1);
     assert!(err.contains("3 ranks of `--nproc 3`") && err.contains("start 2 ranks"), "{err}");
     let mut command = ferrotitan();
-    command.args(["train"]).env("RANK", "0").env("WORLD_SIZE", "4").env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "4");
+    command
+        .args(["train", one])
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "4")
+        .env("LOCAL_RANK", "0")
+        .env("LOCAL_WORLD_SIZE", "4");
     let output = command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1").output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && err.contains("4 ranks of WORLD_SIZE=4"), "{err}");
@@ -123,4 +129,44 @@ fn the_doctor_finds_this_build_well() {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains('\x1b'));
+}
+
+#[test]
+fn schedules_are_drawn_and_read_back() {
+    let words = ["schedule", "Interleaved1F1B", "--pp", "2", "--microbatches", "4", "--stages-per-rank", "2"];
+    let (code, picture, figures) = run(&words);
+    assert_eq!(code, 0, "{figures}");
+    assert!(picture.lines().count() >= 2, "{picture}");
+    assert!(figures.contains("makespan"), "{figures}");
+    let (code, csv, _) = run(&[&words[..], &["--format", "csv"]].concat());
+    assert_eq!(code, 0);
+    assert!(csv.starts_with("0F0,0F1,2F0,2F1,"), "{csv}");
+    let (_, svg, _) = run(&[&words[..], &["--format", "svg"]].concat());
+    assert!(svg.starts_with("<svg"), "{svg}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("own.csv");
+    fs::write(&file, &csv).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, again, _) = run(&["schedule", file, "--format", "csv"]);
+    assert_eq!((code, again), (0, csv));
+    // A file for another number of ranks.
+    let (code, _, err) = run(&["schedule", file, "--pp", "4"]);
+    assert!(code == 1 && err.contains("--pp 2"), "{err}");
+}
+
+#[test]
+fn unsound_schedules_are_refused_with_the_action_that_cannot_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("unsound.csv");
+    fs::write(&file, "0F0,0B0\n1B0,1F0\n").unwrap();
+    let (code, _, err) = run(&["schedule", file.to_str().unwrap()]);
+    assert!(code == 1 && err.contains("1B0"), "{err}");
+    fs::write(&file, "0F0,0X0\n").unwrap();
+    let (code, _, err) = run(&["schedule", file.to_str().unwrap()]);
+    assert!(code == 1 && err.contains("0X0"), "{err}");
+    let (code, _, err) = run(&["schedule", "2F2B", "--pp", "2", "--microbatches", "2"]);
+    assert!(code == 1 && err.contains("1F1B"), "{err}");
+    let (code, _, err) = run(&["schedule", "1F1B"]);
+    assert!(code == 2 && err.contains("--microbatches"), "{err}");
 }

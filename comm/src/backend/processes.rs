@@ -117,7 +117,7 @@ pub fn connect_through(store: Store, grid: Grid, device: Device, options: &Optio
 }
 
 /// Connects this process to its world, and runs `body`. When that fails or panics, the other ranks are told. Rank 0,
-/// whose process serves the store, does not return before the others are done, or shortly after one has failed.
+/// whose process serves the store, waits for the others for up to 30 s, or 3 s when a rank has failed.
 ///
 /// # Errors
 /// Those of [`connect`]; [`Error::RankFailed`] with this rank's own error.
@@ -147,11 +147,14 @@ where
         }
     }));
     let well = matches!(attempt, Ok(Ok(_)));
-    leave(&store, &place, if well { options.timeout } else { FAREWELL });
+    leave(&store, &place, if well { PATIENCE.min(options.timeout) } else { FAREWELL });
     attempt.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// How long rank 0 waits for the others to read why it failed.
+/// How long rank 0 waits for the others when it is done: what they still do then, they do without it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long rank 0 waits for the others to read why a rank failed.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// Says that this rank has left; rank 0, if it serves the store, waits until all have.

@@ -2,6 +2,7 @@
 
 mod config;
 mod console;
+mod schedule;
 mod train;
 
 use crate::config::{Flag, split};
@@ -40,6 +41,8 @@ enum Command {
     /// Look at a config.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Draw a pipeline schedule, verified, with its bubble and the activations that it holds.
+    Schedule(schedule::ScheduleArgs),
     /// Say what this build runs on, and what is missing.
     Doctor,
 }
@@ -185,6 +188,8 @@ fn dispatch(command: Command, flags: Vec<Flag>, words: &[OsString]) -> anyhow::R
         Command::Config(ConfigCommand::Show { file, format }) => {
             config::show(file.only(&named)?.as_deref(), &flags, matches!(format, Format::Json))
         }
+        Command::Schedule(_) if !flags.is_empty() => Err(Usage("schedule takes no config".into()).into()),
+        Command::Schedule(args) => schedule::run(&args),
         Command::Doctor if !flags.is_empty() => Err(Usage("doctor takes no config".into()).into()),
         Command::Doctor => Ok(doctor::run()),
     }
