@@ -20,7 +20,9 @@ pub fn amax(x: &Tensor) -> Result<Tensor> {
     if x.numel() == 0 {
         return Ok(Tensor::zeros([], (Kind::Float, x.device())));
     }
-    let magnitude = x.f_aminmax(None, false).and_then(|(low, high)| larger(&low, &high));
+    // Without a copy of the magnitudes. Rounding to fp32 keeps the order, so it may come last.
+    let magnitude =
+        x.f_aminmax(None, false).and_then(|(low, high)| low.f_neg()?.f_maximum(&high)?.f_abs()?.f_to_kind(Kind::Float));
     magnitude.context("the largest magnitude")
 }
 
@@ -33,14 +35,9 @@ pub fn amax_of_rows(x: &Tensor) -> Result<Tensor> {
     if m * k == 0 {
         return Ok(Tensor::zeros([m, 1], (Kind::Float, x.device())));
     }
-    let magnitude = x.f_aminmax(1, true).and_then(|(low, high)| larger(&low, &high));
+    // Along an axis, libtorch's `aminmax` is ten times as slow as this.
+    let magnitude = x.f_abs().and_then(|x| x.f_amax([1_i64].as_slice(), true)?.f_to_kind(Kind::Float));
     magnitude.context("the largest magnitude of rows")
-}
-
-/// Of the least and the largest element, the magnitude that is larger. Rounding to fp32 keeps the order, so it does not
-/// matter whether it comes before or after.
-fn larger(low: &Tensor, high: &Tensor) -> Result<Tensor, tch::TchError> {
-    low.f_neg()?.f_maximum(high)?.f_abs()?.f_to_kind(Kind::Float)
 }
 
 /// What to multiply by so that `amax` becomes the largest value of a format: `max / amax` in fp64, rounded to fp32, and,

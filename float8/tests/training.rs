@@ -30,7 +30,6 @@ fn text() -> Tensor {
 /// The losses of a small model over the steps, each a mean over tokens.
 fn losses(options: Option<Options>) -> Vec<f64> {
     tch::set_num_threads(1);
-    let begin = std::time::Instant::now();
     let config = LlamaConfig {
         dim: 64,
         n_layers: 2,
@@ -63,7 +62,6 @@ fn losses(options: Option<Options>) -> Vec<f64> {
         optimizer.step((step + 1).min(20) as f64 / 20.0).unwrap();
         losses.push(loss.double_value(&[]));
     }
-    eprintln!("TIME {:?}", begin.elapsed());
     losses
 }
 

@@ -34,8 +34,8 @@ pub struct ChunkedCrossEntropy {
 
 impl Default for ChunkedCrossEntropy {
     fn default() -> Self {
-        // 32 MiB of fp32: large enough to keep the products efficient, small beside a layer's activations.
-        Self { logits: 1 << 23 }
+        // 128 MiB of fp32: 261 tokens of Llama 3's vocabulary, which keeps the products efficient.
+        Self { logits: 1 << 25 }
     }
 }
 
@@ -95,6 +95,8 @@ pub fn loss_by_chunk(
             let part = part.ok_or_else(|| {
                 Error::Config("a loss in chunks needs the head's weight gradient at once: do not defer it there".into())
             })?;
+            // Many small parts: their sum is not left to bf16.
+            let part = part.f_to_kind(accumulate_in(part.kind())).context("loss")?;
             *sum = Some(match sum.take() {
                 Some(mut sum) => sum.f_add_(&part).context("loss")?,
                 None => part,
@@ -106,13 +108,16 @@ pub fn loss_by_chunk(
     inputs[0] = hidden;
     let sum = losses.into_iter().reduce(|a, b| a + b).ok_or_else(|| Error::Config("a batch without tokens".into()))?;
     let references: Vec<&Tensor> = inputs.iter().collect();
-    exactly::<1>(autograd::apply(Known { sum, gradients }, &references)?).map(|[sum]| sum)
+    let kinds = inputs.iter().map(Tensor::kind).collect();
+    exactly::<1>(autograd::apply(Known { sum, gradients, kinds }, &references)?).map(|[sum]| sum)
 }
 
-/// A scalar whose gradients are known already.
+/// A scalar whose gradients are known already. They are given away by the first backward pass: beside a large head, a
+/// second copy would be the largest tensor of the step.
 struct Known {
     sum: Tensor,
     gradients: Vec<Option<Tensor>>,
+    kinds: Vec<Kind>,
 }
 
 impl Function for Known {
@@ -126,9 +131,15 @@ impl Function for Known {
         upstream: Vec<Option<Tensor>>,
     ) -> Result<Vec<Option<Tensor>>, BoxError> {
         let Some(Some(scale)) = upstream.into_iter().next() else {
-            return Ok(self.gradients.iter().map(|_| None).collect());
+            return Ok(self.kinds.iter().map(|_| None).collect());
         };
-        let scaled = self.gradients.iter().map(|g| g.as_ref().map(|g| g.f_mul(&scale.to_kind(g.kind()))).transpose());
+        if self.gradients.is_empty() {
+            return Err("the gradients of a loss in chunks are gone after the first backward pass".into());
+        }
+        // Scaled in fp32: one over the number of tokens is no number of bf16.
+        let scaled = std::mem::take(&mut self.gradients).into_iter().zip(&self.kinds).map(|(gradient, &kind)| {
+            gradient.map(|g| g.f_to_kind(accumulate_in(kind))?.f_mul(&scale)?.f_to_kind(kind)).transpose()
+        });
         Ok(scaled.collect::<std::result::Result<_, _>>()?)
     }
 }

@@ -1,5 +1,7 @@
 //! Rotary position embedding (Su et al. 2021, <https://arxiv.org/abs/2104.09864>) with Llama 3.1's frequency scaling.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use tch::{Kind, Tensor};
 
 use crate::error::Context as _;
@@ -28,9 +30,19 @@ impl Default for RopeScaling {
 }
 
 /// Rotates pairs of neighbouring features by angles that grow with the position.
+///
+/// Clones share what they computed last: the blocks of a model rotate by the same angles.
 #[derive(Debug, Clone)]
 pub struct Rope {
     frequencies: Vec<f64>,
+    last: Arc<Mutex<Option<Rotations>>>,
+}
+
+/// The rotations of some positions. The positions are held, so that no other tensor can take their place in memory.
+#[derive(Debug)]
+struct Rotations {
+    positions: Tensor,
+    rotations: Tensor,
 }
 
 impl Rope {
@@ -43,7 +55,7 @@ impl Rope {
             return Err(Error::Config(format!("rotary embedding needs an even head size, not {head_dim}")));
         }
         let plain = (0..head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / head_dim as f64));
-        Ok(Self { frequencies: plain.map(|f| scaling.map_or(f, |s| s.apply(f))).collect() })
+        Ok(Self { frequencies: plain.map(|f| scaling.map_or(f, |s| s.apply(f))).collect(), last: Arc::default() })
     }
 
     /// Radians a position, one a pair of features.
@@ -53,11 +65,29 @@ impl Rope {
     }
 
     /// The rotations of `positions` `[batch, seq]` as complex numbers `[batch, seq, 1, head_dim / 2]`, in double
-    /// precision where `kind` is double, else in single.
+    /// precision where `kind` is double, else in single. Those of the last positions are kept, which must not be changed
+    /// in place.
     ///
     /// # Errors
     /// When libtorch fails.
     pub fn rotations(&self, positions: &Tensor, kind: Kind) -> Result<Tensor> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let complex = if kind == Kind::Double { Kind::ComplexDouble } else { Kind::ComplexFloat };
+        let same = |known: &&Rotations| {
+            known.rotations.kind() == complex
+                && known.positions.data_ptr() == positions.data_ptr()
+                && known.positions.size() == positions.size()
+                && known.positions.stride() == positions.stride()
+        };
+        if let Some(known) = last.as_ref().filter(same) {
+            return Ok(known.rotations.shallow_clone());
+        }
+        let rotations = tch::no_grad(|| self.compute(positions, kind))?;
+        *last = Some(Rotations { positions: positions.shallow_clone(), rotations: rotations.shallow_clone() });
+        Ok(rotations)
+    }
+
+    fn compute(&self, positions: &Tensor, kind: Kind) -> Result<Tensor> {
         // Angles in double precision: at position 100 000, single precision leaves only 1e-2 radians of them.
         let frequencies = Tensor::from_slice(&self.frequencies).to_device(positions.device());
         let angles = positions.to_kind(Kind::Double).unsqueeze(-1) * frequencies;

@@ -387,3 +387,54 @@ fn mistakes_are_errors() {
     );
     assert!(two.forward(&normal(0, &[1, 4, 4]), &wrong).is_err());
 }
+
+#[test]
+fn gradients_of_a_chunked_loss_are_summed_and_scaled_in_single_precision() {
+    // Many chunks, and a divisor whose inverse bf16 does not have.
+    let tokens = 384;
+    let head = |kind| {
+        let projection = Projection::new("output", 16, 40, Distribution::Normal { mean: 0.0, std: 0.5 });
+        projection.weight.materialize(1, Kind::BFloat16, Device::Cpu, &Grid::single()).unwrap();
+        projection
+            .weight
+            .set_value(Some(projection.weight.local().unwrap().detach().to_kind(kind).set_requires_grad(true)));
+        Plain::new(vec![projection])
+    };
+    let labels = (Tensor::arange(tokens, (Kind::Int64, Device::Cpu)) * 7).remainder(40).view([1, tokens]);
+    let gradient = |kind, held| {
+        use ferrotitan_nn::Linear as _;
+        let head = head(kind);
+        let hidden = normal(3, &[1, tokens as usize, 16]).to_kind(Kind::BFloat16).to_kind(kind).set_requires_grad(true);
+        let loss = ChunkedCrossEntropy { logits: held }.forward(&hidden, &head, &labels).unwrap();
+        (&loss / 24_576.0).backward();
+        let weight = head.projections()[0].weight.leaf().unwrap().grad();
+        [hidden.grad().to_kind(Kind::Double), weight.to_kind(Kind::Double)]
+    };
+    let off = |ours: &Tensor, exact: &Tensor| ((ours - exact).norm() / exact.norm()).double_value(&[]);
+    let [exact_hidden, exact_weight] = gradient(Kind::Double, usize::MAX);
+    let [whole_hidden, whole_weight] = gradient(Kind::BFloat16, usize::MAX);
+    let [hidden, weight] = gradient(Kind::BFloat16, 40 * 6);
+    // Chunks lose no more than the products' own rounding does.
+    assert!(
+        off(&weight, &exact_weight) < 1.2 * off(&whole_weight, &exact_weight),
+        "{} {}",
+        off(&weight, &exact_weight),
+        off(&whole_weight, &exact_weight)
+    );
+    assert!(off(&hidden, &exact_hidden) < 1.2 * off(&whole_hidden, &exact_hidden));
+    // No common factor: it would show as a bias.
+    let factor =
+        ((&weight * &exact_weight).sum(Kind::Double) / exact_weight.square().sum(Kind::Double)).double_value(&[]);
+    assert!((factor - 1.0).abs() < 5e-4, "{factor}");
+}
+
+#[test]
+fn rotations_of_other_positions_are_other_rotations() {
+    let rope = Rope::new(8, 10_000.0, None).unwrap();
+    let positions = Tensor::arange(6, (Kind::Int64, Device::Cpu)).unsqueeze(0);
+    let first = rope.rotations(&positions, Kind::Double).unwrap();
+    let shifted = rope.clone().rotations(&(&positions + 1), Kind::Double).unwrap();
+    assert!((first.narrow(1, 1, 5) - shifted.narrow(1, 0, 5)).abs().max().double_value(&[]) < 1e-15);
+    assert_eq!(rope.rotations(&positions, Kind::Float).unwrap().kind(), Kind::ComplexFloat);
+    assert_eq!(rope.rotations(&positions, Kind::Double).unwrap(), first);
+}

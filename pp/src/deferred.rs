@@ -136,7 +136,7 @@ impl Gemm for Deferring {
             // The very tensor, not a view: libtorch reuses the memory of a gradient that nobody else holds.
             dy: dy.shallow_clone(),
             // Without its graph, which would keep the nodes before it.
-            x: x.shallow_clone(),
+            x: x.f_detach().context("deferring a weight gradient")?,
             weight: weight.shallow_clone(),
         });
         Ok(None)

@@ -29,11 +29,9 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block number `index` of the model.
-    ///
-    /// # Errors
-    /// When the heads' size is odd.
-    pub fn new(config: &LlamaConfig, index: usize) -> Result<Self> {
+    /// Block number `index` of the model. All blocks are given the same rotary embedding.
+    #[must_use]
+    pub fn new(config: &LlamaConfig, index: usize, rope: &Rope) -> Self {
         let name = format!("layers.{index}");
         let (dim, hidden, head_dim) = (config.dim, config.hidden_dim, config.head_dim());
         let (q, kv) = (config.n_heads * head_dim, config.n_kv_heads * head_dim);
@@ -55,9 +53,9 @@ impl Block {
             projection("feed_forward.w3", dim, hidden, writes),
         ]);
         let down = linear(vec![projection("feed_forward.w2", hidden, dim, writes)]);
-        Ok(Self {
+        Self {
             head_dim: head_dim as i64,
-            rope: Rope::new(head_dim, config.rope_theta, config.rope_scaling)?,
+            rope: rope.clone(),
             attention_norm: RmsNorm::new(&format!("{name}.attention_norm"), dim, config.norm_eps),
             qkv,
             attention: Box::new(Sdpa),
@@ -65,7 +63,7 @@ impl Block {
             ffn_norm: RmsNorm::new(&format!("{name}.ffn_norm"), dim, config.norm_eps),
             feed_forward: FeedForward::new(&format!("{name}.feed_forward"), gate_and_up, down),
             name,
-        })
+        }
     }
 
     fn attend(&mut self, x_bsd: &Tensor, batch: &Batch) -> Result<Tensor> {

@@ -8,7 +8,7 @@ pub use config::LlamaConfig;
 
 use ferrotitan_mesh::rng::Distribution;
 
-use crate::{Embedding, Head, Model, NamedLayer, Plain, Projection, Result, RmsNorm};
+use crate::{Embedding, Head, Model, NamedLayer, Plain, Projection, Result, RmsNorm, Rope};
 
 /// The model without storage: `tok_embeddings`, `layers.0`, …, `norm`, `output`.
 ///
@@ -25,9 +25,10 @@ pub fn build(config: &LlamaConfig) -> Result<Model> {
     if config.tied_embeddings {
         output.weight = embedding.weight().clone();
     }
+    let rope = Rope::new(config.head_dim(), config.rope_theta, config.rope_scaling)?;
     let mut layers = vec![NamedLayer::new("tok_embeddings", embedding)];
     for index in 0..config.n_layers {
-        layers.push(NamedLayer::new(format!("layers.{index}"), Block::new(config, index)?));
+        layers.push(NamedLayer::new(format!("layers.{index}"), Block::new(config, index, &rope)));
     }
     layers.push(NamedLayer::new("norm", RmsNorm::new("norm", config.dim, config.norm_eps)));
     layers.push(NamedLayer::new("output", Head::new("output", Box::new(Plain::new(vec![output])))));
