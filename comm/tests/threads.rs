@@ -254,3 +254,22 @@ fn ranks_may_move_between_threads() {
     shared::<(DeviceMesh, Group, ferrotitan_comm::Recorder)>();
     moved::<ferrotitan_comm::Pending<Tensor>>();
 }
+
+#[test]
+fn a_rank_that_told_of_its_failure_is_the_cause() {
+    let degrees = Degrees { dp_shard: 2, ..Degrees::default() };
+    let run = |returns: Result<(), String>| {
+        threads::run(degrees, &options(Duration::from_secs(30)), |mesh| {
+            if mesh.rank() == 1 {
+                mesh.fail("the disk is full");
+                return returns.clone();
+            }
+            mesh.world().barrier().map_err(|error| error.to_string())
+        })
+    };
+    let error = run(Err("the disk is full".into())).unwrap_err();
+    assert!(matches!(&error, Error::RankFailed { rank: 1, .. }), "{error}");
+    // Told, and then returned a value all the same: the run did not succeed.
+    let error = run(Ok(())).unwrap_err();
+    assert!(error.to_string().contains("the disk is full"), "{error}");
+}

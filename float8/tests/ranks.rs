@@ -22,7 +22,7 @@ fn config() -> LlamaConfig {
         n_heads: 4,
         n_kv_heads: 4,
         hidden_dim: 128,
-        ..LlamaConfig::flavor("debugmodel", 61).unwrap()
+        ..LlamaConfig::flavor("debugmodel", 64).unwrap()
     }
 }
 
@@ -101,7 +101,10 @@ fn the_layout_changes_neither_scales_nor_products() {
     let options = |recipe| Options { global_activation_scales: true, ..Options::of(recipe) };
     let delayed = Options { delayed: Some(2), ..Options::default() };
     let sent = Options { enable_fsdp_float8_all_gather: true, ..options(Recipe::Tensorwise) };
-    for options in Recipe::ALL.map(options).into_iter().chain([delayed, sent]) {
+    // The head as well, whose outputs tensor parallelism splits with the loss.
+    let all =
+        [Recipe::Tensorwise, Recipe::Rowwise].map(|recipe| Options { filter_fqns: Vec::new(), ..options(recipe) });
+    for options in Recipe::ALL.map(options).into_iter().chain([delayed, sent]).chain(all) {
         let steps = if options.delayed.is_some() { 2 } else { 1 };
         let outcome = |mesh: DeviceMesh| {
             let mut rank = rank(&mesh, &options, Kind::Double, None)?;

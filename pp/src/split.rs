@@ -92,7 +92,7 @@ impl Split {
             return Ok(vec![0..layers.len(); 1]);
         }
         let Counted { first, blocks, last, total } = Counted::new(self, layers);
-        let count = |stage: usize| total / stages + usize::from(stages - stage <= total % stages);
+        let count = |stage: usize| total / stages + usize::from(stage < total % stages);
         let mut reasons = Vec::new();
         if stages > total {
             let counted = if first + last > 0 { " (with what the first and last stage have less)" } else { "" };

@@ -12,9 +12,7 @@ use crate::error::Context as _;
 pub(crate) fn sum_gradients(group: &Group, parameters: &[Parameter]) -> Result<()> {
     let mut shared: Vec<(Vec<usize>, &Parameter)> =
         parameters.iter().map(|parameter| (parameter.layout().stages().to_vec(), parameter)).collect();
-    shared.retain(|(holders, parameter)| {
-        holders.len() > 1 && holders.contains(&group.rank()) && parameter.is_trainable()
-    });
+    shared.retain(|(holders, parameter)| holders.len() > 1 && parameter.is_trainable());
     // One order on all ranks, whose layers may come in different ones.
     shared.sort_by_key(|(_, parameter)| parameter.name().to_owned());
     shared.into_iter().try_for_each(|(holders, parameter)| sum(group, &holders, parameter))

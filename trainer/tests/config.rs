@@ -225,7 +225,8 @@ fn degrees_must_multiply_to_the_ranks() {
     // What the ranks that are left come to.
     let leftover = "[parallelism]\ndata_parallel_replicate_degree = 3\n";
     contains(&only(leftover, "", Some(4)), &["does not divide the 4 ranks"]);
-    contains(&only("", "", Some(2)), &["sharding parameters is not yet available", "data_parallel_replicate_degree"]);
+    let stages = only("", "--parallelism.pipeline_parallel_degree 2", Some(2));
+    contains(&stages, &["pipeline parallelism is not available", "pipeline_parallel_degree"]);
     contains(&only("", "--parallelism.data_parallel_replicate_degree 0", None), &["at least 1"]);
     contains(&only("", "--parallelism.data_parallel_shard_degree -2", None), &["-1"]);
     let huge =
@@ -325,7 +326,7 @@ fn presets_read() {
         // The larger ones ask for what is not there yet, and for nothing that is wrong.
         let complaints = planned.err().unwrap_or_default();
         assert!(
-            complaints.iter().all(|problem| problem.message.contains("not yet available")),
+            complaints.iter().all(|problem| problem.message.contains("is not available")),
             "{name}: {complaints:#?}"
         );
         assert!(name != "debugmodel" || complaints.is_empty(), "{complaints:#?}");

@@ -108,6 +108,56 @@ fn several_dimensions_at_once() {
 }
 
 #[test]
+fn validation_is_of_the_same_samples() {
+    let validated = |ranks: usize| {
+        let run = run("float64", ranks, 1)
+            .set("validation.enable", "true")
+            .set("validation.freq", 10)
+            .set("validation.steps", 3)
+            .set("validation.local_batch_size", 2)
+            .set("validation.seq_len", 16)
+            .set("validation.dataset", "text");
+        let corpus = run.path("corpus").display().to_string();
+        let run = run.set("validation.dataset_path", corpus);
+        let output = run.output();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("validate step: 10"));
+        let metrics = std::fs::read_to_string(run.path("out/metrics.jsonl")).unwrap();
+        let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        last["validation_loss"].as_f64().unwrap()
+    };
+    let reference = validated(1);
+    for ranks in [2, 4] {
+        assert!((validated(ranks) / reference - 1.0).abs() < 1e-10, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn float8_trains_alike_on_one_rank_and_on_many() {
+    let float8 = |mesh: &[(&str, usize)]| {
+        let data_parallel: usize = mesh.iter().filter(|(name, _)| name.starts_with("data")).map(|(_, n)| n).product();
+        let mut run = run("float32", 1, 1)
+            .set("training.local_batch_size", 8 / data_parallel)
+            .set("training.mixed_precision_param", "bfloat16")
+            .set("model.converters", "float8")
+            .set("quantize.linear.float8.enable_fsdp_float8_all_gather", "true")
+            .set("quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp", "true");
+        for (dimension, degree) in mesh {
+            run = run.set(&format!("parallelism.{dimension}_degree"), degree);
+        }
+        run.steps()
+    };
+    let reference = float8(&[]);
+    let plain = run("float32", 1, 1).steps();
+    assert_ne!(reference[9].loss, plain[9].loss, "eight bits show");
+    for mesh in [&[(SHARD, 2)][..], &[(SHARD, 2), (TENSOR, 2)]] {
+        for (ours, reference) in float8(mesh).iter().zip(&reference) {
+            assert!((ours.loss / reference.loss - 1.0).abs() < 0.02, "{mesh:?}: {ours:?} {reference:?}");
+        }
+    }
+}
+
+#[test]
 fn ways_of_working_change_nothing() {
     let reference = run("float64", 1, 1).steps();
     let ways: [(&str, &str, &str, usize); 8] = [

@@ -77,9 +77,7 @@ where
                 (format!("it panicked: {message}"), Error::RankPanicked { rank, message })
             }
         };
-        if world.fail(rank, &reason) {
-            *cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        }
+        blame(&cause, world.fail(rank, &reason), error);
         None
     };
 
@@ -92,18 +90,25 @@ where
                 let spawned = builder.spawn_scoped(scope, move || rank_main(grid));
                 spawned.map_err(|error| {
                     let rank = grid.rank();
-                    if world.fail(rank, &error.to_string()) {
-                        let error = Error::RankFailed { rank, source: error.into() };
-                        *cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    }
+                    let first = world.fail(rank, &error.to_string());
+                    blame(&cause, first, Error::RankFailed { rank, source: error.into() });
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.ok().and_then(|thread| thread.join().ok().flatten())).collect()
     });
     match cause.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
+        Some((_, error)) => Err(error),
         None => Ok(values.into_iter().flatten().collect()),
+    }
+}
+
+/// Keeps the error of the rank that failed first, or any error while that rank's is not known: it may have told of its
+/// failure and yet returned a value.
+fn blame(cause: &Mutex<Option<(bool, Error)>>, first: bool, error: Error) {
+    let mut cause = cause.lock().unwrap_or_else(PoisonError::into_inner);
+    if cause.as_ref().is_none_or(|(known_first, _)| first && !known_first) {
+        *cause = Some((first, error));
     }
 }
 
@@ -147,11 +152,11 @@ impl World {
         room
     }
 
-    /// Tells everyone that a rank has failed, and the caller whether it was the first.
+    /// Tells everyone that a rank has failed, and the caller whether this rank was the first.
     fn fail(&self, rank: usize, reason: &str) -> bool {
         let mut open = self.open();
-        if open.failed.is_some() {
-            return false;
+        if let Some((first, _)) = &open.failed {
+            return *first == rank;
         }
         open.failed = Some((rank, reason.to_owned()));
         open.rooms.values().for_each(|room| room.fail(rank, reason));

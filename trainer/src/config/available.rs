@@ -36,7 +36,11 @@ const UNAVAILABLE: &[Row] = &[
         |c| c.parallelism.expert_tensor_parallel_degree > 1,
         "tensor parallelism of experts",
     ),
-    ("model.converters", |c| has(&c.model.converters, "float8"), "Float8"),
+    (
+        "model.converters",
+        |c| cfg!(not(feature = "float8")) && has(&c.model.converters, "float8"),
+        "Float8 (feature `float8` of this build)",
+    ),
     ("model.converters", |c| has(&c.model.converters, "mx"), "microscaling formats"),
     ("checkpoint.enable", |c| c.checkpoint.enable, "checkpoints"),
     ("checkpoint.create_seed_checkpoint", |c| c.checkpoint.create_seed_checkpoint, "seed checkpoints"),
@@ -69,12 +73,10 @@ pub fn unavailable(config: &Config) -> Vec<Problem> {
 /// The refusal of one key.
 fn refusal(key: &str, what: &str) -> Problem {
     let default = Config::default().value(key).map(|value| value.to_string());
-    let problem = Problem::new(&[key], format!("`{key}`: {what} is not yet available"));
+    let problem = Problem::new(&[key], format!("`{key}`: {what} is not available"));
     match key {
         // Its default takes all ranks that are left, and so is no way out.
-        "parallelism.data_parallel_shard_degree" => {
-            problem.help("give the ranks to `parallelism.data_parallel_replicate_degree`")
-        }
+        "parallelism.data_parallel_shard_degree" => problem.help("set it to 1"),
         "model.converters" => problem.help("leave it out of the list"),
         _ => problem.help(format!("leave it at {}", default.unwrap_or_default())),
     }
@@ -106,7 +108,7 @@ mod tests {
         let mut config = Config::default();
         config.parallelism.pipeline_parallel_degree = 2;
         config.checkpoint.enable = true;
-        config.model.converters = Names::of(&["quantize.linear.float8"]);
+        config.model.converters = Names::of(&["quantize.linear.mx"]);
         let keys: Vec<_> = unavailable(&config).into_iter().map(|problem| problem.keys[0].clone()).collect();
         assert_eq!(keys, ["parallelism.pipeline_parallel_degree", "model.converters", "checkpoint.enable"]);
     }

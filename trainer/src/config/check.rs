@@ -153,8 +153,15 @@ fn backend(config: &Config, around: &Surroundings, degrees: &Degrees, problems: 
         let problem = Problem::new(&["comm.backend"], format!("the ranks would be {why}"));
         problems.push(problem.help("set `comm.backend` to \"processes\" or \"auto\""));
     }
+    if around.nodes > ranks {
+        let message = format!("{} machines cannot share {ranks} ranks", around.nodes);
+        let problem = Problem::new(&["parallelism.data_parallel_shard_degree"], message);
+        problems.push(problem.help("say how many ranks each machine starts, with --nproc"));
+    }
     let local = ranks.div_ceil(around.nodes.max(1));
-    if around.cuda_devices > 0 && choice != BackendChoice::Fake && local > around.cuda_devices {
+    // Threads compute on the CPU.
+    let on_cuda = !matches!(choice, BackendChoice::Fake | BackendChoice::Threads);
+    if around.cuda_devices > 0 && on_cuda && local > around.cuda_devices {
         let message =
             format!("{local} ranks on this machine need a CUDA device each, and there are {}", around.cuda_devices);
         let problem = Problem::new(&["parallelism.data_parallel_replicate_degree"], message);

@@ -3,6 +3,7 @@
 use super::Config;
 use super::nearest::nearest;
 use super::problem::Problem;
+use crate::plan::{Balance, Reshard};
 
 /// Every value that is out of its range by itself.
 pub(super) fn check(config: &Config) -> Vec<Problem> {
@@ -62,14 +63,15 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
         values.0.push(Problem::new(&["job.dump_folder"], "`job.dump_folder` is empty").help("\".\" is this folder"));
     }
     let reshard = config.parallelism.fsdp_reshard_after_forward.as_str();
-    if !["default", "always", "never"].contains(&reshard) && !reshard.parse::<usize>().is_ok_and(|n| n > 0) {
+    if Reshard::of(reshard).is_none() {
         let key = "parallelism.fsdp_reshard_after_forward";
         let message =
             format!("`{key}` is \"{reshard}\", and must be \"default\", \"always\", \"never\" or a number of ranks");
         values.0.push(Problem::new(&[key], message));
     }
-    let balancer = config.parallelism.context_parallel_load_balancer.as_deref().unwrap_or("contiguous");
-    if !["headtail", "documents", "contiguous"].contains(&balancer) {
+    let balancer = config.parallelism.context_parallel_load_balancer.as_deref();
+    if Balance::of(balancer).is_none() {
+        let balancer = balancer.unwrap_or_default();
         let key = "parallelism.context_parallel_load_balancer";
         let message = format!("`{key}` is \"{balancer}\", and must be \"headtail\", \"documents\" or \"contiguous\"");
         values.0.push(Problem::new(&[key], message));

@@ -19,6 +19,8 @@ const IGNORED: &[(&str, &str)] = &[
     ("training.dataloader", "the loader has one thread that reads ahead"),
     ("parallelism.enable_compiled_autograd", "nothing is compiled"),
     ("compile.enable", "nothing is compiled"),
+    ("comm.save_traces_folder", "this build does not write down what the recorder remembers"),
+    ("comm.save_traces_file_prefix", "this build does not write down what the recorder remembers"),
     ("debug.deterministic_warn_only", "`debug.deterministic` reports operations that have no deterministic kernel"),
     ("debug.moe_force_load_balance", "the models have no experts"),
     ("activation_checkpoint.preserve_rng_state", "no layer draws random numbers"),

@@ -129,7 +129,7 @@ pub struct ValidationPlan {
     pub local_batch: usize,
     /// Training steps from one measurement to the next.
     pub every: u64,
-    /// Batches of a measurement; `None`: all there are.
+    /// A measurement takes so many times `local_batch` sequences, on any number of ranks; `None`: all there are.
     pub batches: Option<u64>,
 }
 

@@ -6,6 +6,6 @@ mod precision;
 mod run;
 
 pub use data::{Corpus, DataPlan, Tokenizer, ValidationPlan};
-pub use parallel::ParallelPlan;
-pub use precision::{Dtype, Precision};
+pub use parallel::{Balance, ParallelPlan, Reshard};
+pub use precision::{Dtype, Float8Plan, Precision};
 pub use run::{Backend, CommPlan, MetricsPlan, OptimizerPlan, Plan, SchedulePlan};

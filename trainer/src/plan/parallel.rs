@@ -1,35 +1,85 @@
 //! How each dimension of the mesh works.
 
 use crate::config::Config;
+use crate::config::sections::RotateMethod;
 
-/// How each dimension of the mesh works. The words are checked.
+/// What becomes of gathered parameters after a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reshard {
+    /// As fits the rest of the mesh.
+    Default,
+    /// Freed.
+    Always,
+    /// Kept.
+    Never,
+    /// Kept in blocks of so many ranks.
+    Ranks(usize),
+}
+
+impl Reshard {
+    /// By the word of the config.
+    pub(crate) fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "default" => Self::Default,
+            "always" => Self::Always,
+            "never" => Self::Never,
+            number => Self::Ranks(number.parse().ok().filter(|ranks| *ranks > 0)?),
+        })
+    }
+}
+
+/// How a sequence is dealt to the context ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// Equal work for causal attention.
+    HeadTail,
+    /// About equal work for attention within documents.
+    Documents,
+    /// In order.
+    Contiguous,
+}
+
+impl Balance {
+    /// By the word of the config.
+    pub(crate) fn of(word: Option<&str>) -> Option<Self> {
+        Some(match word {
+            Some("headtail") => Self::HeadTail,
+            Some("documents") => Self::Documents,
+            Some("contiguous") | None => Self::Contiguous,
+            Some(_) => return None,
+        })
+    }
+}
+
+/// How each dimension of the mesh works.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParallelPlan {
-    /// What becomes of gathered parameters after a forward pass: "default", "always", "never" or a number of ranks.
-    pub reshard_after_forward: String,
+    /// What becomes of gathered parameters after a forward pass.
+    pub reshard_after_forward: Reshard,
     /// Between split products, each tensor-parallel rank holds a share of the sequence.
     pub sequence_parallel: bool,
     /// The loss is computed where the logits lie.
     pub loss_parallel: bool,
     /// Tensor parallelism's collectives overlap with its products.
     pub async_tensor_parallel: bool,
-    /// How keys and values reach the other context ranks: "allgather", "alltoall", "ring" or "ulysses".
-    pub context_method: String,
-    /// How a sequence is dealt to the context ranks: "headtail", "documents" or "contiguous".
-    pub context_balance: String,
+    /// How keys and values reach the other context ranks.
+    pub rotate_method: RotateMethod,
+    /// How a sequence is dealt to the context ranks.
+    pub balance: Balance,
 }
 
 impl ParallelPlan {
+    /// The words of the config are checked.
     pub(super) fn of(config: &Config) -> Self {
         let parallelism = &config.parallelism;
-        let balance = parallelism.context_parallel_load_balancer.as_deref().unwrap_or("contiguous");
+        let balance = parallelism.context_parallel_load_balancer.as_deref();
         Self {
-            reshard_after_forward: parallelism.fsdp_reshard_after_forward.clone(),
+            reshard_after_forward: Reshard::of(&parallelism.fsdp_reshard_after_forward).unwrap_or(Reshard::Default),
             sequence_parallel: parallelism.enable_sequence_parallel,
             loss_parallel: !parallelism.disable_loss_parallel,
             async_tensor_parallel: parallelism.enable_async_tensor_parallel,
-            context_method: parallelism.context_parallel_rotate_method.to_string(),
-            context_balance: balance.to_owned(),
+            rotate_method: parallelism.context_parallel_rotate_method,
+            balance: Balance::of(balance).unwrap_or(Balance::Contiguous),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::data::{DataPlan, ValidationPlan};
 use super::parallel::ParallelPlan;
-use super::precision::Precision;
+use super::precision::{Float8Plan, Precision};
 use crate::config::check::{self, Surroundings};
 use crate::config::sections::{AttnMask, BackendChoice, CheckpointMode, DecayType, MfuConvention};
 use crate::config::{Config, Note, Problem, shape};
@@ -30,6 +30,8 @@ pub struct Plan {
     pub recompute_every: Option<usize>,
     /// Which numbers it computes in.
     pub precision: Precision,
+    /// Which of its products are in Float8, if any are.
+    pub float8: Option<Float8Plan>,
     /// What it reads.
     pub data: DataPlan,
     /// How it is measured on other text, if it is.
@@ -96,14 +98,12 @@ pub enum Backend {
 pub struct CommPlan {
     /// What a rank is.
     pub backend: Backend,
-    /// How long a collective may take until the first step is done.
+    /// How long ranks wait for each other to connect.
     pub init_timeout: Duration,
-    /// How long a collective may take after that.
+    /// How long a collective may take, or `init_timeout` if that is longer.
     pub train_timeout: Duration,
     /// Collectives that the recorder remembers.
     pub trace_buffer: usize,
-    /// Beginning of the path of what the recorder writes when a run hangs; the rank follows.
-    pub trace_prefix: PathBuf,
 }
 
 /// What is told of the steps.
@@ -150,7 +150,6 @@ impl Plan {
             MfuConvention::Causal => model.flops_per_token_causal(seq_len),
         };
         let dump_folder = PathBuf::from(&config.job.dump_folder);
-        let traces = dump_folder.join(&config.comm.save_traces_folder);
         let plan = Self {
             description: config.job.description.clone(),
             degrees,
@@ -158,6 +157,7 @@ impl Plan {
             attn_mask: config.model.attn_mask_type,
             recompute_every: recompute_every(config, &mut notes),
             precision: Precision::of(config),
+            float8: Float8Plan::of(config),
             data: DataPlan::of(config, degrees.dp_replicate * degrees.dp_shard),
             validation: ValidationPlan::of(config),
             steps: training.steps,
@@ -182,7 +182,6 @@ impl Plan {
                 init_timeout: Duration::from_secs(config.comm.init_timeout_seconds),
                 train_timeout: Duration::from_secs(config.comm.train_timeout_seconds),
                 trace_buffer: config.comm.trace_buf_size,
-                trace_prefix: traces.join(&config.comm.save_traces_file_prefix),
             },
             metrics: MetricsPlan {
                 log_freq: config.metrics.log_freq,

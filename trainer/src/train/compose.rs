@@ -1,13 +1,25 @@
 //! A rank's part of the model: built without storage, the features attached in a fixed order, then materialized.
 //!
-//! The order: tensor parallel, context parallel, activation checkpointing, shard, materialize. A dimension of one rank
+//! The order: tensor parallel, Float8, context parallel, activation checkpointing, shard, materialize. A dimension of one rank
 //! attaches too, and its collectives are identities. A feature that was left out of the build is not here, and the check
 //! of the config refuses what would need it.
 
 use ferrotitan_comm::DeviceMesh;
+#[cfg(feature = "fsdp")]
+use ferrotitan_mesh::{Mesh as _, View};
 use ferrotitan_nn::{ActivationCheckpoint, Batch, Materialize, Model, Parameter, Transform, llama};
 
+#[cfg(feature = "float8")]
+use crate::config::sections::Float8Recipe;
+#[cfg(feature = "cp")]
+use crate::config::sections::RotateMethod;
+#[cfg(feature = "cp")]
+use crate::plan::Balance;
+#[cfg(feature = "float8")]
+use crate::plan::Float8Plan;
 use crate::plan::Plan;
+#[cfg(feature = "fsdp")]
+use crate::plan::Reshard;
 
 /// The model, and what belongs around its passes.
 #[derive(Debug)]
@@ -16,6 +28,8 @@ pub(super) struct Composition {
     pub model: Model,
     /// Its parameters.
     pub parameters: Vec<Parameter>,
+    #[cfg(feature = "float8")]
+    eight_bits: Option<ferrotitan_float8::Handle>,
     #[cfg(feature = "cp")]
     context: ferrotitan_cp::ContextParallel,
     #[cfg(feature = "fsdp")]
@@ -30,6 +44,8 @@ impl Composition {
         let mut model = llama::build(&plan.model)?;
         #[cfg(feature = "tp")]
         tensor_parallel(plan, mesh).apply(&mut model, mesh)?;
+        #[cfg(feature = "float8")]
+        let eight_bits = plan.float8.as_ref().map(|plan| float8(plan, mesh).attach(&mut model)).transpose()?;
         #[cfg(feature = "cp")]
         let context = context_parallel(plan, mesh)?;
         #[cfg(feature = "cp")]
@@ -38,22 +54,34 @@ impl Composition {
             recompute(&mut model, every);
         }
         #[cfg(feature = "fsdp")]
-        let shards = fully_sharded(plan, mesh)?.attach(&mut model)?;
+        let shards = {
+            let shard = fully_sharded(plan, mesh);
+            #[cfg(feature = "float8")]
+            let shard = match &eight_bits {
+                Some(eight_bits) => shard.with_wires(eight_bits.wires()),
+                None => shard,
+            };
+            shard.attach(&mut model)?
+        };
 
         let kind = plan.precision.parameters.kind();
         let compute = plan.precision.compute.kind();
         let compute = (compute != kind).then_some(compute);
         model.materialize(&Materialize { seed: plan.seed, kind, compute, device: mesh.device() }, mesh)?;
-        Ok(Self {
+        let composition = Self {
             parameters: model.parameters(),
             model,
+            #[cfg(feature = "float8")]
+            eight_bits,
             #[cfg(feature = "cp")]
             context,
             #[cfg(feature = "fsdp")]
             shards,
             #[cfg(feature = "fsdp")]
-            replicas_alone: ferrotitan_mesh::Mesh::size(mesh, ferrotitan_mesh::View::FSDP) == 1,
-        })
+            replicas_alone: mesh.size(View::FSDP) == 1,
+        };
+        composition.after_update()?;
+        Ok(composition)
     }
 
     /// The part of a batch that this rank computes: its tokens of each sequence.
@@ -73,10 +101,28 @@ impl Composition {
         let _ = last_microbatch;
     }
 
-    /// After the last backward pass of a step: every gradient is the sum over all ranks that share the loss.
+    /// After the backward pass of a microbatch: what is to be reduced has been, over all ranks that share the loss.
     pub(super) fn finish_backward(&self) -> anyhow::Result<()> {
         #[cfg(feature = "fsdp")]
         self.shards.finish_backward()?;
+        Ok(())
+    }
+
+    /// After the last backward pass of a step.
+    pub(super) fn finish_gradients(&self) -> anyhow::Result<()> {
+        #[cfg(feature = "float8")]
+        if let Some(eight_bits) = &self.eight_bits {
+            eight_bits.finish_gradients()?;
+        }
+        Ok(())
+    }
+
+    /// Once parameters have changed.
+    pub(super) fn after_update(&self) -> anyhow::Result<()> {
+        #[cfg(feature = "float8")]
+        if let Some(eight_bits) = &self.eight_bits {
+            eight_bits.precompute_scales()?;
+        }
         Ok(())
     }
 }
@@ -101,22 +147,49 @@ fn tensor_parallel(plan: &Plan, mesh: &DeviceMesh) -> impl Transform {
 
 #[cfg(feature = "cp")]
 fn context_parallel(plan: &Plan, mesh: &DeviceMesh) -> anyhow::Result<ferrotitan_cp::ContextParallel> {
-    use ferrotitan_cp::Balance;
-    let balance = match plan.parallel.context_balance.as_str() {
-        "headtail" => Balance::HeadTail,
-        "documents" => Balance::Documents,
-        _ => Balance::Contiguous,
+    use ferrotitan_cp::{Balance as Dealt, ContextOptions, Method};
+    let method = match plan.parallel.rotate_method {
+        RotateMethod::AllGather => Method::AllGather,
+        RotateMethod::AllToAll | RotateMethod::Ring => Method::Ring,
+        RotateMethod::Ulysses => Method::AllToAll,
     };
-    let options = ferrotitan_cp::ContextOptions { method: plan.parallel.context_method.parse()?, balance };
+    let balance = match plan.parallel.balance {
+        Balance::HeadTail => Dealt::HeadTail,
+        Balance::Documents => Dealt::Documents,
+        Balance::Contiguous => Dealt::Contiguous,
+    };
+    let options = ContextOptions { method, balance };
     Ok(ferrotitan_cp::ContextParallel::new(mesh, options)?)
 }
 
 #[cfg(feature = "fsdp")]
-fn fully_sharded(plan: &Plan, mesh: &DeviceMesh) -> anyhow::Result<ferrotitan_fsdp::Fsdp> {
-    let options = ferrotitan_fsdp::Options {
-        reshard_after_forward: plan.parallel.reshard_after_forward.parse()?,
-        reduce: Some(plan.precision.reduce.kind()),
-        ..ferrotitan_fsdp::Options::default()
+fn fully_sharded(plan: &Plan, mesh: &DeviceMesh) -> ferrotitan_fsdp::Fsdp {
+    use ferrotitan_fsdp::{Fsdp, Options, Reshard as Kept};
+    let reshard_after_forward = match plan.parallel.reshard_after_forward {
+        Reshard::Default => Kept::Default,
+        Reshard::Always => Kept::Always,
+        Reshard::Never => Kept::Never,
+        Reshard::Ranks(ranks) => Kept::Ranks(ranks),
     };
-    Ok(ferrotitan_fsdp::Fsdp::new(mesh, options))
+    let reduce = Some(plan.precision.reduce.kind());
+    Fsdp::new(mesh, Options { reshard_after_forward, reduce, ..Options::default() })
+}
+
+#[cfg(feature = "float8")]
+fn float8(plan: &Float8Plan, mesh: &DeviceMesh) -> ferrotitan_float8::Float8 {
+    use ferrotitan_float8::{Float8, Options, Recipe};
+    let recipe = match plan.recipe {
+        Float8Recipe::Tensorwise => Recipe::Tensorwise,
+        Float8Recipe::Rowwise => Recipe::Rowwise,
+        Float8Recipe::RowwiseWithGwHp => Recipe::RowwiseWithGwHp,
+    };
+    let options = Options {
+        recipe,
+        filter_fqns: plan.filter_fqns.clone(),
+        emulate: plan.emulate,
+        enable_fsdp_float8_all_gather: plan.all_gather,
+        precompute_float8_dynamic_scale_for_fsdp: plan.precompute_scales,
+        ..Options::default()
+    };
+    Float8::new(options).with_mesh(mesh)
 }

@@ -8,8 +8,8 @@ mod step;
 mod validate;
 
 use anyhow::Context as _;
-use ferrotitan_comm::processes::Environment;
 use ferrotitan_comm::{BoxError, DeviceMesh, fake, processes, threads};
+use ferrotitan_ext::cuda;
 use ferrotitan_mesh::Mesh as _;
 use tch::Device;
 
@@ -27,53 +27,43 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(&plan.dump_folder)
         .with_context(|| format!("cannot make job.dump_folder {}", plan.dump_folder.display()))?;
+    // Before the ranks meet: to tokenize a large corpus takes longer than they would wait for each other. Processes of one
+    // machine take turns at it by a lock.
+    let corpora = Corpora::open(plan)?;
     match plan.comm.backend {
-        Backend::Threads => as_threads(plan),
-        Backend::Processes => as_process(plan),
-        Backend::Fake => rank::train(plan, &Corpora::open(plan)?, &fake::mesh(plan.degrees, 0, Device::Cpu)?),
+        Backend::Fake => rank::train(plan, &corpora, &fake::mesh(plan.degrees, 0, Device::Cpu)?),
+        _ if plan.degrees.world_size() == 1 => {
+            let device = if cuda::is_available() { Device::Cuda(0) } else { Device::Cpu };
+            rank::train(plan, &corpora, &DeviceMesh::single(device))
+        }
+        Backend::Threads => as_threads(plan, &corpora),
+        Backend::Processes => as_process(plan, &corpora),
     }
 }
 
-fn as_threads(plan: &Plan) -> anyhow::Result<()> {
-    // One copy of the data serves all ranks.
-    let corpora = Corpora::open(plan)?;
+/// One copy of the data serves all ranks.
+fn as_threads(plan: &Plan, corpora: &Corpora) -> anyhow::Result<()> {
     let options = threads::Options {
         timeout: plan.comm.init_timeout.max(plan.comm.train_timeout),
         recorder_capacity: plan.comm.trace_buffer,
         ..threads::Options::default()
     };
     threads::run(plan.degrees, &options, |mesh| {
-        if mesh.world_size() > 1 {
-            enter_rank(mesh.rank());
-        }
-        rank::train(plan, &corpora, &mesh).map_err(boxed)
+        enter_rank(mesh.rank());
+        rank::train(plan, corpora, &mesh).map_err(boxed)
     })?;
     Ok(())
 }
 
-fn as_process(plan: &Plan) -> anyhow::Result<()> {
+fn as_process(plan: &Plan, corpora: &Corpora) -> anyhow::Result<()> {
     let options = processes::Options {
+        connect_timeout: plan.comm.init_timeout,
         timeout: plan.comm.init_timeout.max(plan.comm.train_timeout),
         recorder_capacity: plan.comm.trace_buffer,
         ..processes::Options::default()
     };
-    let first = Environment::read()?.local_rank == 0;
-    processes::run(plan.degrees, &options, |mesh| {
-        let corpora = open_in_turn(plan, &mesh, first).map_err(boxed)?;
-        rank::train(plan, &corpora, &mesh).map_err(boxed)
-    })?;
+    processes::run(plan.degrees, &options, |mesh| rank::train(plan, corpora, &mesh).map_err(boxed))?;
     Ok(())
-}
-
-/// The first rank of each machine opens the corpus, and tokenizes it if need be; then the others find it done.
-fn open_in_turn(plan: &Plan, mesh: &DeviceMesh, first: bool) -> anyhow::Result<Corpora> {
-    let world = mesh.world();
-    let mut corpora = None;
-    for turn in [true, false] {
-        let opened = if first == turn { Corpora::open(plan).map(Some) } else { Ok(None) };
-        corpora = world.all_ok(opened.map_err(boxed))?.or(corpora);
-    }
-    corpora.context("no turn opened the corpus")
 }
 
 fn boxed(error: anyhow::Error) -> BoxError {

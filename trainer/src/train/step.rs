@@ -6,7 +6,7 @@ use ferrotitan_data as data;
 use ferrotitan_mesh::View;
 use ferrotitan_nn::{Batch, Documents};
 use ferrotitan_optim::{AdamW, NormKind, clip_gradients, gradient_norm};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::compose::Composition;
 use crate::config::sections::AttnMask;
@@ -33,19 +33,22 @@ pub(super) fn step(
     // Counted over all ranks and microbatches before the first forward pass: the one divisor of the step.
     let tokens = mesh.group(View::BATCH)?.all_reduce_scalar(share.valid_tokens() as f64, ReduceOp::Sum)?;
     ensure!(tokens > 0.0, "no token of the batch {:?} has a label", share.samples);
-    let mut local = 0.0;
-    for start in (0..share.batch).step_by(plan.data.local_batch) {
-        let end = start + plan.data.local_batch;
-        let rows = batch(&share.rows(start..end)?, plan.attn_mask, mesh.device())?;
+    // Summed where it is, and read once: to read a number waits for the device.
+    let mut local = Tensor::zeros([], (Kind::Double, mesh.device()));
+    let size = plan.data.local_batch;
+    for microbatch in 0..plan.data.accumulation {
+        let rows = share.rows(microbatch * size..(microbatch + 1) * size)?;
+        let rows = batch(&rows, plan.attn_mask, mesh.device())?;
         let rows = composition.share(rows)?;
         let sum = composition.model.forward(&rows)?;
-        composition.before_backward(end >= share.batch);
+        composition.before_backward(microbatch + 1 == plan.data.accumulation);
         ferrotitan_ext::autograd::backward(&[sum.f_div_scalar(tokens)?], &[], false)?;
-        local += sum.detach().double_value(&[]);
+        composition.finish_backward()?;
+        local += sum.detach().to_kind(Kind::Double);
     }
-    composition.finish_backward()?;
+    composition.finish_gradients()?;
     let parameters = &composition.parameters;
-    let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)? / tokens;
+    let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
     // Both are sums over all ranks, so either every rank stops here or none does.
     if !(loss.is_finite() && norm.is_finite()) {
@@ -60,6 +63,7 @@ pub(super) fn step(
     }
     optimizer.step(factor)?;
     optimizer.clear_gradients()?;
+    composition.after_update()?;
     Ok(Outcome { loss, gradient_norm: norm })
 }
 

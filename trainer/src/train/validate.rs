@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use ferrotitan_comm::{DeviceMesh, ReduceOp};
-use ferrotitan_data::{Cursor, Dataset, Loader, LoaderOptions};
+use ferrotitan_data::{Cursor, Dataset, IGNORE, Loader, LoaderOptions};
 use ferrotitan_mesh::{Mesh as _, View};
 
 use super::compose::Composition;
 use super::step::batch;
 use crate::plan::{Plan, ValidationPlan};
 
-/// Mean loss of the valid tokens of the first batches of `dataset`, always the same ones.
+/// Mean loss of the valid tokens of the first samples of `dataset`, always the same ones, on any number of ranks.
 pub(super) fn loss(
     plan: &Plan,
     validation: &ValidationPlan,
@@ -20,18 +20,20 @@ pub(super) fn loss(
     composition: &mut Composition,
 ) -> anyhow::Result<f64> {
     let (rank, ranks) = (mesh.index(View::BATCH) as u64, mesh.size(View::BATCH) as u64);
-    let global_batch = validation.local_batch as u64 * ranks;
-    // Agreed before the loop, so that no rank waits for one that has run out.
-    let available = dataset.steps(Cursor::default(), global_batch);
-    let batches = match (validation.batches, available) {
-        (Some(asked), Some(available)) => asked.min(available),
-        (asked, available) => asked.or(available).unwrap_or(1),
+    let asked = validation.batches.map(|batches| batches * validation.local_batch as u64);
+    let samples = match (asked, dataset.total()) {
+        (Some(asked), Some(total)) => asked.min(total),
+        (asked, total) => asked.or(total).unwrap_or(validation.local_batch as u64),
     };
+    let global_batch = validation.local_batch as u64 * ranks;
     let options = LoaderOptions::new(global_batch).for_rank(rank, ranks);
     let loader = Loader::new(Arc::clone(dataset), Cursor::default(), options)?;
     let (mut local, mut valid) = (0.0, 0.0);
-    for rows in loader.take(batches as usize) {
-        let rows = rows?;
+    // Every rank goes through as many batches, and the last may hold more than was asked for.
+    for rows in loader.take(samples.div_ceil(global_batch) as usize) {
+        let mut rows = rows?;
+        let counted = samples.saturating_sub(rows.samples.start).min(rows.batch as u64) as usize;
+        rows.labels[counted * rows.seq_len..].fill(IGNORE);
         let tokens = composition.share(batch(&rows, plan.attn_mask, mesh.device())?)?;
         let sum = tch::no_grad(|| composition.model.forward(&tokens))?;
         local += sum.double_value(&[]);

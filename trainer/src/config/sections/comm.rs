@@ -10,10 +10,9 @@ section! {
         /// NCCL between them. "fake": one rank of many, whose collectives are recorded and not carried out. "auto":
         /// threads for a mesh of CPUs on one machine, processes otherwise.
         pub backend: BackendChoice = BackendChoice::Auto,
-        /// Seconds that a collective may take until the first step is done. The longer of the two timeouts holds for the
-        /// whole run.
+        /// Seconds that ranks wait for each other to connect.
         pub init_timeout_seconds: u64 = 300,
-        /// Seconds that a collective may take after that.
+        /// Seconds that a collective may take; if `init_timeout_seconds` is longer, that.
         pub train_timeout_seconds: u64 = 100,
         /// Collectives that the recorder of a rank remembers. 0: none.
         pub trace_buf_size: usize = 20000,
