@@ -177,7 +177,7 @@ fn all_mistakes_come_at_once() {
         [model]
         flavor = "7B"
         [parallelism]
-        tensor_parallel_degree = 2
+        expert_parallel_degree = 2
         [checkpoint]
         enable = true
         [surprise]
@@ -193,18 +193,17 @@ fn all_mistakes_come_at_once() {
         "optimizer.lr",
         "lr_scheduler.decay_ratio",
         "metrics.log_freq",
-        "parallelism.tensor_parallel_degree",
+        "parallelism.expert_parallel_degree",
         "checkpoint.enable",
         "model.flavor",
         "training.mixed_precision_param",
         "training.mixed_precision_reduce",
-        "parallelism.data_parallel_shard_degree",
     ];
     let mut sorted = [keys.clone(), expected.to_vec()];
     sorted.iter_mut().for_each(|keys| keys.sort_unstable());
     assert_eq!(sorted[0], sorted[1]);
     let shown = Reporter::new(false, 120).render(&load(text, ""), &found);
-    contains(&shown, &["13 mistakes in run.toml", "[run.toml:3:9]", "[run.toml:8:9]", "3B, 8B"]);
+    contains(&shown, &["12 mistakes in run.toml", "[run.toml:3:9]", "[run.toml:8:9]", "3B, 8B"]);
 }
 
 #[test]
@@ -225,8 +224,8 @@ fn degrees_must_multiply_to_the_ranks() {
     // What the ranks that are left come to.
     let leftover = "[parallelism]\ndata_parallel_replicate_degree = 3\n";
     contains(&only(leftover, "", Some(4)), &["does not divide the 4 ranks"]);
-    let stages = only("", "--parallelism.pipeline_parallel_degree 2", Some(2));
-    contains(&stages, &["pipeline parallelism is not available", "pipeline_parallel_degree"]);
+    let experts = only("", "--parallelism.expert_parallel_degree 2", None);
+    contains(&experts, &["expert parallelism is not available", "expert_parallel_degree"]);
     contains(&only("", "--parallelism.data_parallel_replicate_degree 0", None), &["at least 1"]);
     contains(&only("", "--parallelism.data_parallel_shard_degree -2", None), &["-1"]);
     let huge =
@@ -370,4 +369,23 @@ mod never_panics {
             Reporter::new(false, 80).render(&load("", &flag), &found);
         }
     }
+}
+
+#[test]
+fn pipelines_are_checked_before_anything_is_built() {
+    let two = "--parallelism.pipeline_parallel_degree 2";
+    let with = |more: &str| only("", &format!("{two} {more}"), None);
+    contains(&with("--parallelism.pipeline_parallel_schedule 2F2B"), &["2F2B", "1F1B"]);
+    contains(&with("--parallelism.pipeline_parallel_microbatch_size 3"), &["microbatches of 3", "local batch of 8"]);
+    contains(&with("--parallelism.pipeline_parallel_layers_per_stage 3"), &["stages"]);
+    contains(&with("--parallelism.pipeline_parallel_schedule_csv /nowhere.csv"), &["No such file"]);
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("schedule.csv");
+    let from = format!("--parallelism.pipeline_parallel_schedule_csv {}", csv.display());
+    std::fs::write(&csv, "0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1,\n").unwrap();
+    contains(&with(&from), &["for 2 ranks and 2 microbatches", "there are 2 and 8"]);
+    let plan = plan("", &format!("{two} {from} --parallelism.pipeline_parallel_microbatch_size 4"));
+    assert_eq!(plan.degrees.pp, 2);
+    std::fs::write(&csv, "0B0,0F0\n1F0,1B0\n").unwrap();
+    contains(&with(&format!("{from} --parallelism.pipeline_parallel_microbatch_size 8")), &["0B0"]);
 }

@@ -83,6 +83,7 @@ const SHARD: &str = "data_parallel_shard";
 const REPLICATE: &str = "data_parallel_replicate";
 const TENSOR: &str = "tensor_parallel";
 const CONTEXT: &str = "context_parallel";
+const PIPELINE: &str = "pipeline_parallel";
 
 #[test]
 fn one_dimension_at_a_time() {
@@ -105,6 +106,53 @@ fn several_dimensions_at_once() {
         &[(CONTEXT, 2), (TENSOR, 2)],
         &[(REPLICATE, 2), (SHARD, 2), (CONTEXT, 2), (TENSOR, 2)],
     ]);
+}
+
+#[test]
+fn every_schedule_of_a_pipeline() {
+    let deep = |ranks: usize| {
+        let run = run("float64", 1, 1).set("model.n_layers", 6).set("training.steps", 10);
+        run.set("parallelism.pipeline_parallel_degree", ranks)
+    };
+    let reference = deep(1).steps();
+    let schedules =
+        ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"];
+    for schedule in schedules {
+        let steps = deep(2).set("parallelism.pipeline_parallel_schedule", schedule).steps();
+        assert_same(schedule, &steps, &reference, 1e-10);
+    }
+    // Fewer microbatches than stages, and four ranks.
+    let few = deep(4).set("parallelism.pipeline_parallel_microbatch_size", 4).steps();
+    assert_same("4 ranks, 2 microbatches", &few, &reference, 1e-10);
+}
+
+#[test]
+fn four_dimensions_on_sixteen_ranks() {
+    let reference = run("float64", 1, 1).steps();
+    for accumulation in [1, 2] {
+        let mut mesh = run("float64", 1, 1)
+            .set("training.local_batch_size", 4 / accumulation)
+            .set("parallelism.pipeline_parallel_microbatch_size", 1)
+            .set("model.tie_embeddings", "false");
+        for dimension in [PIPELINE, SHARD, CONTEXT, TENSOR] {
+            mesh = mesh.set(&format!("parallelism.{dimension}_degree"), 2);
+        }
+        assert_same(&format!("accumulation {accumulation}"), &mesh.steps(), &reference, 1e-10);
+    }
+}
+
+#[test]
+fn tied_embeddings_on_two_stages() {
+    let tied = |stages: usize, shards: usize| {
+        run("float64", 1, 1)
+            .set("model.tie_embeddings", "true")
+            .set("training.local_batch_size", 8 / shards)
+            .set(&format!("parallelism.{PIPELINE}_degree"), stages)
+            .set(&format!("parallelism.{SHARD}_degree"), shards)
+    };
+    let reference = tied(1, 1).steps();
+    assert_same("2 stages", &tied(2, 1).steps(), &reference, 1e-10);
+    assert_same("2 stages of 2 shards", &tied(2, 2).steps(), &reference, 1e-10);
 }
 
 #[test]

@@ -24,7 +24,11 @@ const UNAVAILABLE: &[Row] = &[
         |c| cfg!(not(feature = "tp")) && c.parallelism.tensor_parallel_degree > 1,
         "tensor parallelism (feature `tp` of this build)",
     ),
-    ("parallelism.pipeline_parallel_degree", |c| c.parallelism.pipeline_parallel_degree > 1, "pipeline parallelism"),
+    (
+        "parallelism.pipeline_parallel_degree",
+        |c| cfg!(not(feature = "pp")) && c.parallelism.pipeline_parallel_degree > 1,
+        "pipeline parallelism (feature `pp` of this build)",
+    ),
     (
         "parallelism.context_parallel_degree",
         |c| cfg!(not(all(feature = "cp", feature = "fsdp"))) && c.parallelism.context_parallel_degree > 1,
@@ -106,10 +110,10 @@ mod tests {
     #[test]
     fn asking_for_more_is_refused_once_each() {
         let mut config = Config::default();
-        config.parallelism.pipeline_parallel_degree = 2;
+        config.parallelism.expert_parallel_degree = 2;
         config.checkpoint.enable = true;
         config.model.converters = Names::of(&["quantize.linear.mx"]);
         let keys: Vec<_> = unavailable(&config).into_iter().map(|problem| problem.keys[0].clone()).collect();
-        assert_eq!(keys, ["parallelism.pipeline_parallel_degree", "model.converters", "checkpoint.enable"]);
+        assert_eq!(keys, ["parallelism.expert_parallel_degree", "model.converters", "checkpoint.enable"]);
     }
 }

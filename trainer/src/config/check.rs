@@ -5,6 +5,8 @@ use super::nearest::nearest;
 use super::problem::Problem;
 use super::sections::{BackendChoice, CommMode, DtypeName};
 use super::{Config, check_values, shape::shape};
+#[cfg(feature = "pp")]
+use crate::plan::PipelinePlan;
 use ferrotitan_mesh::Degrees;
 
 /// What a run finds around it.
@@ -40,7 +42,13 @@ pub struct World {
 pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
     let mut problems = check_values::check(config);
     problems.extend(unavailable(config));
-    problems.extend(shape(config).err().into_iter().flatten());
+    match shape(config) {
+        #[cfg(feature = "pp")]
+        Ok(model) => problems.extend(PipelinePlan::of(config, &model).err().into_iter().flatten()),
+        #[cfg(not(feature = "pp"))]
+        Ok(_) => {}
+        Err(wrong) => problems.extend(wrong),
+    }
     precision(config, &mut problems);
     data(config, &mut problems);
     match degrees(config, around) {

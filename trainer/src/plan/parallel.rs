@@ -1,7 +1,9 @@
 //! How each dimension of the mesh works.
 
-use crate::config::Config;
+use ferrotitan_nn::llama::LlamaConfig;
+
 use crate::config::sections::RotateMethod;
+use crate::config::{Config, Problem};
 
 /// What becomes of gathered parameters after a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,20 +68,27 @@ pub struct ParallelPlan {
     pub rotate_method: RotateMethod,
     /// How a sequence is dealt to the context ranks.
     pub balance: Balance,
+    /// What the pipeline ranks do, where there are several.
+    #[cfg(feature = "pp")]
+    pub pipeline: Option<super::PipelinePlan>,
 }
 
 impl ParallelPlan {
     /// The words of the config are checked.
-    pub(super) fn of(config: &Config) -> Self {
+    pub(super) fn of(config: &Config, model: &LlamaConfig) -> Result<Self, Vec<Problem>> {
+        #[cfg(not(feature = "pp"))]
+        let _ = model;
         let parallelism = &config.parallelism;
         let balance = parallelism.context_parallel_load_balancer.as_deref();
-        Self {
+        Ok(Self {
             reshard_after_forward: Reshard::of(&parallelism.fsdp_reshard_after_forward).unwrap_or(Reshard::Default),
             sequence_parallel: parallelism.enable_sequence_parallel,
             loss_parallel: !parallelism.disable_loss_parallel,
             async_tensor_parallel: parallelism.enable_async_tensor_parallel,
             rotate_method: parallelism.context_parallel_rotate_method,
             balance: Balance::of(balance).unwrap_or(Balance::Contiguous),
-        }
+            #[cfg(feature = "pp")]
+            pipeline: super::PipelinePlan::of(config, model)?,
+        })
     }
 }

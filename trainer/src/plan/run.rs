@@ -153,7 +153,7 @@ impl Plan {
         let plan = Self {
             description: config.job.description.clone(),
             degrees,
-            parallel: ParallelPlan::of(config),
+            parallel: ParallelPlan::of(config, &model)?,
             attn_mask: config.model.attn_mask_type,
             recompute_every: recompute_every(config, &mut notes),
             precision: Precision::of(config),

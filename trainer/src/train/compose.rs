@@ -1,13 +1,15 @@
 //! A rank's part of the model: built without storage, the features attached in a fixed order, then materialized.
 //!
-//! The order: tensor parallel, Float8, context parallel, activation checkpointing, shard, materialize. A dimension of one rank
+//! The order: split stages, tensor parallel, Float8, context parallel, activation checkpointing, shard, materialize. A dimension of one rank
 //! attaches too, and its collectives are identities. A feature that was left out of the build is not here, and the check
 //! of the config refuses what would need it.
 
 use ferrotitan_comm::DeviceMesh;
+use ferrotitan_ext::autograd;
 #[cfg(feature = "fsdp")]
 use ferrotitan_mesh::{Mesh as _, View};
 use ferrotitan_nn::{ActivationCheckpoint, Batch, Materialize, Model, Parameter, Transform, llama};
+use tch::Tensor;
 
 #[cfg(feature = "float8")]
 use crate::config::sections::Float8Recipe;
@@ -21,12 +23,11 @@ use crate::plan::Plan;
 #[cfg(feature = "fsdp")]
 use crate::plan::Reshard;
 
-/// The model, and what belongs around its passes.
+/// A rank's part of the model, and what belongs around its passes.
 #[derive(Debug)]
 pub(super) struct Composition {
-    /// This rank's part of the model.
-    pub model: Model,
-    /// Its parameters.
+    passes: Passes,
+    /// This rank's parameters.
     pub parameters: Vec<Parameter>,
     #[cfg(feature = "float8")]
     eight_bits: Option<ferrotitan_float8::Handle>,
@@ -38,14 +39,32 @@ pub(super) struct Composition {
     replicas_alone: bool,
 }
 
+/// How a batch goes through the model.
+#[derive(Debug)]
+enum Passes {
+    /// Through all layers.
+    Whole(Model),
+    /// In microbatches through the stages of a pipeline.
+    #[cfg(feature = "pp")]
+    Pipeline(Box<ferrotitan_pp::Pipeline>, usize),
+}
+
 impl Composition {
     /// Builds, transforms and materializes.
     pub(super) fn new(plan: &Plan, mesh: &DeviceMesh) -> anyhow::Result<Self> {
         let mut model = llama::build(&plan.model)?;
         #[cfg(feature = "tp")]
-        tensor_parallel(plan, mesh).apply(&mut model, mesh)?;
+        let tensor_parallel = tensor_parallel(plan, mesh, &model)?;
         #[cfg(feature = "float8")]
-        let eight_bits = plan.float8.as_ref().map(|plan| float8(plan, mesh).attach(&mut model)).transpose()?;
+        let float8 = plan.float8.as_ref().map(|plan| float8(plan, mesh, &model)).transpose()?;
+        #[cfg(feature = "pp")]
+        if let Some(pipeline) = &plan.parallel.pipeline {
+            pipeline.partition.apply(&mut model, mesh)?;
+        }
+        #[cfg(feature = "tp")]
+        tensor_parallel.apply(&mut model, mesh)?;
+        #[cfg(feature = "float8")]
+        let eight_bits = float8.map(|float8| float8.attach(&mut model)).transpose()?;
         #[cfg(feature = "cp")]
         let context = context_parallel(plan, mesh)?;
         #[cfg(feature = "cp")]
@@ -68,9 +87,26 @@ impl Composition {
         let compute = plan.precision.compute.kind();
         let compute = (compute != kind).then_some(compute);
         model.materialize(&Materialize { seed: plan.seed, kind, compute, device: mesh.device() }, mesh)?;
+        let parameters = model.parameters();
+        let passes = match () {
+            #[cfg(feature = "pp")]
+            () if plan.parallel.pipeline.is_some() => {
+                let Some(stages) = &plan.parallel.pipeline else { anyhow::bail!("no pipeline is planned") };
+                let pipeline = super::stages::pipeline(
+                    plan,
+                    stages,
+                    mesh,
+                    model,
+                    #[cfg(feature = "fsdp")]
+                    &shards,
+                )?;
+                Passes::Pipeline(Box::new(pipeline), stages.schedule.microbatches)
+            }
+            () => Passes::Whole(model),
+        };
         let composition = Self {
-            parameters: model.parameters(),
-            model,
+            passes,
+            parameters,
             #[cfg(feature = "float8")]
             eight_bits,
             #[cfg(feature = "cp")]
@@ -84,28 +120,51 @@ impl Composition {
         Ok(composition)
     }
 
-    /// The part of a batch that this rank computes: its tokens of each sequence.
-    pub(super) fn share(&self, batch: Batch) -> anyhow::Result<Batch> {
-        #[cfg(feature = "cp")]
-        let batch = self.context.shard_batch(&batch)?;
-        Ok(batch)
-    }
-
-    /// Before the backward pass of a microbatch.
+    /// Forward and backward of one pass of a step: the sum of the losses of this rank's tokens, whose gradient is divided by
+    /// `tokens`. Zero on a rank that has no loss.
     ///
-    /// Shards keep their sums as shards, to hold no whole gradient between microbatches; whole gradients are reduced once.
-    pub(super) fn before_backward(&self, last_microbatch: bool) {
-        #[cfg(feature = "fsdp")]
-        self.shards.set_requires_reduction(last_microbatch || !self.replicas_alone);
+    /// Shards keep their sums as shards, to hold no whole gradient between passes; whole gradients are reduced by the last.
+    pub(super) fn train(&mut self, batch: Batch, tokens: f64, last: bool) -> anyhow::Result<Tensor> {
         #[cfg(not(feature = "fsdp"))]
-        let _ = last_microbatch;
+        let _ = last;
+        match &mut self.passes {
+            Passes::Whole(model) => {
+                #[cfg(feature = "cp")]
+                let batch = self.context.shard_batch(&batch)?;
+                let sum = model.forward(&batch)?;
+                #[cfg(feature = "fsdp")]
+                self.shards.set_requires_reduction(last || !self.replicas_alone);
+                autograd::backward(&[sum.f_div_scalar(tokens)?], &[], false)?;
+                #[cfg(feature = "fsdp")]
+                self.shards.finish_backward()?;
+                Ok(sum.detach())
+            }
+            #[cfg(feature = "pp")]
+            Passes::Pipeline(pipeline, count) => {
+                let parts = ferrotitan_pp::microbatches(&batch, *count)?;
+                #[cfg(feature = "cp")]
+                let parts = parts.iter().map(|part| self.context.shard_batch(part)).collect::<Result<Vec<_>, _>>()?;
+                Ok(pipeline.step(&parts, tokens)?)
+            }
+        }
     }
 
-    /// After the backward pass of a microbatch: what is to be reduced has been, over all ranks that share the loss.
-    pub(super) fn finish_backward(&self) -> anyhow::Result<()> {
-        #[cfg(feature = "fsdp")]
-        self.shards.finish_backward()?;
-        Ok(())
+    /// Forward alone: the sum of the losses of this rank's tokens.
+    pub(super) fn evaluate(&mut self, batch: Batch) -> anyhow::Result<Tensor> {
+        match &mut self.passes {
+            Passes::Whole(model) => {
+                #[cfg(feature = "cp")]
+                let batch = self.context.shard_batch(&batch)?;
+                Ok(tch::no_grad(|| model.forward(&batch))?)
+            }
+            #[cfg(feature = "pp")]
+            Passes::Pipeline(pipeline, count) => {
+                let parts = ferrotitan_pp::microbatches(&batch, *count)?;
+                #[cfg(feature = "cp")]
+                let parts = parts.iter().map(|part| self.context.shard_batch(part)).collect::<Result<Vec<_>, _>>()?;
+                Ok(pipeline.evaluate(&parts)?)
+            }
+        }
     }
 
     /// After the last backward pass of a step.
@@ -136,13 +195,15 @@ fn recompute(model: &mut Model, every: usize) {
 }
 
 #[cfg(feature = "tp")]
-fn tensor_parallel(plan: &Plan, mesh: &DeviceMesh) -> impl Transform {
+fn tensor_parallel(plan: &Plan, mesh: &DeviceMesh, whole: &Model) -> anyhow::Result<ferrotitan_tp::TensorParallel> {
     let options = ferrotitan_tp::Options {
         sequence_parallel: plan.parallel.sequence_parallel,
         loss_parallel: plan.parallel.loss_parallel,
         async_tp: plan.parallel.async_tensor_parallel,
     };
-    ferrotitan_tp::TensorParallel::new(mesh.clone(), options, ferrotitan_tp::Plan::llama(&plan.model))
+    let table = ferrotitan_tp::Plan::llama(&plan.model);
+    table.check(whole.parameters().iter().map(Parameter::name))?;
+    Ok(ferrotitan_tp::TensorParallel::new(mesh.clone(), options, table))
 }
 
 #[cfg(feature = "cp")]
@@ -176,7 +237,7 @@ fn fully_sharded(plan: &Plan, mesh: &DeviceMesh) -> ferrotitan_fsdp::Fsdp {
 }
 
 #[cfg(feature = "float8")]
-fn float8(plan: &Float8Plan, mesh: &DeviceMesh) -> ferrotitan_float8::Float8 {
+fn float8(plan: &Float8Plan, mesh: &DeviceMesh, whole: &Model) -> anyhow::Result<ferrotitan_float8::Float8> {
     use ferrotitan_float8::{Float8, Options, Recipe};
     let recipe = match plan.recipe {
         Float8Recipe::Tensorwise => Recipe::Tensorwise,
@@ -191,5 +252,7 @@ fn float8(plan: &Float8Plan, mesh: &DeviceMesh) -> ferrotitan_float8::Float8 {
         precompute_float8_dynamic_scale_for_fsdp: plan.precompute_scales,
         ..Options::default()
     };
-    Float8::new(options).with_mesh(mesh)
+    let float8 = Float8::new(options).with_mesh(mesh);
+    float8.check(whole.parameters().iter().map(Parameter::name))?;
+    Ok(float8)
 }

@@ -4,6 +4,8 @@ mod compose;
 mod corpus;
 mod rank;
 mod report;
+#[cfg(feature = "pp")]
+mod stages;
 mod step;
 mod validate;
 

@@ -12,6 +12,9 @@ use super::compose::Composition;
 use crate::config::sections::AttnMask;
 use crate::plan::Plan;
 
+/// All ranks that a part of the loss may be on: those that share one, of whichever stage.
+pub(super) const HAS_LOSS: View = View::LOSS.union(View::PP);
+
 /// What a step came to, the same on every rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
@@ -39,16 +42,12 @@ pub(super) fn step(
     for microbatch in 0..plan.data.accumulation {
         let rows = share.rows(microbatch * size..(microbatch + 1) * size)?;
         let rows = batch(&rows, plan.attn_mask, mesh.device())?;
-        let rows = composition.share(rows)?;
-        let sum = composition.model.forward(&rows)?;
-        composition.before_backward(microbatch + 1 == plan.data.accumulation);
-        ferrotitan_ext::autograd::backward(&[sum.f_div_scalar(tokens)?], &[], false)?;
-        composition.finish_backward()?;
-        local += sum.detach().to_kind(Kind::Double);
+        let last = microbatch + 1 == plan.data.accumulation;
+        local += composition.train(rows, tokens, last)?.to_kind(Kind::Double);
     }
     composition.finish_gradients()?;
     let parameters = &composition.parameters;
-    let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
+    let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
     // Both are sums over all ranks, so either every rank stops here or none does.
     if !(loss.is_finite() && norm.is_finite()) {

@@ -8,7 +8,7 @@ use ferrotitan_data::{Cursor, Dataset, IGNORE, Loader, LoaderOptions};
 use ferrotitan_mesh::{Mesh as _, View};
 
 use super::compose::Composition;
-use super::step::batch;
+use super::step::{HAS_LOSS, batch};
 use crate::plan::{Plan, ValidationPlan};
 
 /// Mean loss of the valid tokens of the first samples of `dataset`, always the same ones, on any number of ranks.
@@ -34,12 +34,11 @@ pub(super) fn loss(
         let mut rows = rows?;
         let counted = samples.saturating_sub(rows.samples.start).min(rows.batch as u64) as usize;
         rows.labels[counted * rows.seq_len..].fill(IGNORE);
-        let tokens = composition.share(batch(&rows, plan.attn_mask, mesh.device())?)?;
-        let sum = tch::no_grad(|| composition.model.forward(&tokens))?;
+        let sum = composition.evaluate(batch(&rows, plan.attn_mask, mesh.device())?)?;
         local += sum.double_value(&[]);
         valid += rows.valid_tokens() as f64;
     }
-    let loss = mesh.group(View::LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)?;
+    let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)?;
     let tokens = mesh.group(View::BATCH)?.all_reduce_scalar(valid, ReduceOp::Sum)?;
     ensure!(tokens > 0.0, "no token of the validation data has a label");
     Ok(loss / tokens)

@@ -43,6 +43,8 @@ impl Run {
             .set("training.dataset", "text")
             .set("training.dataset_path", corpus)
             .set("training.steps", 10)
+            .set("training.local_batch_size", 2)
+            .set("training.global_batch_size", -1)
             .set("training.seq_len", 32)
             .set("lr_scheduler.warmup_steps", 2)
             .set("validation.enable", "false")
