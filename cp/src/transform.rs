@@ -20,7 +20,7 @@ pub struct ContextOptions {
 
 /// Context parallelism: every rank of the mesh's `cp` dimension holds part of each sequence.
 ///
-/// As a [`Transform`] it replaces every [`Attention`] seam. The model is then given batches that
+/// As a [`Transform`] it replaces every [`Attention`] seam, where the group has several ranks. The model is then given batches that
 /// [`shard_batch`](Self::shard_batch) has cut, and its loss is the sum over this rank's tokens. Parameters know nothing of
 /// it: their gradients are sums over this rank's tokens too, and are summed over `cp` as over data-parallel ranks
 /// ([`View::LOSS`], and for shards [`View::FSDP`], span both).
@@ -118,6 +118,10 @@ impl ContextParallel {
 
 impl Transform for ContextParallel {
     fn apply(&self, model: &mut Model, _mesh: &dyn Mesh) -> ferrotitan_nn::Result<()> {
+        // A rank alone has nobody to share with, and the model's own attention is as fast as it gets.
+        if self.group.size() == 1 {
+            return Ok(());
+        }
         for (_, seam) in model.seams() {
             if let Seam::Attention(attention) = seam {
                 *attention = Box::new(self.clone());

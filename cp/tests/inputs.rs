@@ -1,7 +1,10 @@
 //! What does not fit is refused before anything is sent.
 #![allow(clippy::unwrap_used)]
 
-use ferrotitan_comm::{DeviceMesh, Group};
+use std::convert::Infallible;
+
+use ferrotitan_comm::mesh::Degrees;
+use ferrotitan_comm::{DeviceMesh, Group, threads};
 use ferrotitan_cp::{ContextOptions, ContextParallel, Mask, Method, Plan, Sharding, attention};
 use ferrotitan_nn::llama::{LlamaConfig, build};
 use ferrotitan_nn::{Batch, Documents, Materialize, Transform};
@@ -62,17 +65,25 @@ fn batches_that_do_not_fit() {
 
 #[test]
 fn a_model_wants_its_batch_cut() {
-    let mesh = DeviceMesh::single(Device::Cpu);
     let config =
         LlamaConfig { dim: 8, n_layers: 1, n_heads: 2, n_kv_heads: 1, ..LlamaConfig::flavor("debugmodel", 9).unwrap() };
-    let mut model = build(&config).unwrap();
-    ContextParallel::new(&mesh, ContextOptions::default()).unwrap().apply(&mut model, &mesh).unwrap();
-    let how = Materialize { seed: 0, kind: Kind::Float, compute: None, device: Device::Cpu };
-    model.materialize(&how, &mesh).unwrap();
-    let batch = Batch::new(Tensor::zeros([1, 4], (Kind::Int64, Device::Cpu)), None).unwrap();
-    let message = model.forward(&batch).unwrap_err().to_string();
-    assert!(
-        message.contains("layer layers.0") && message.contains("give the model what `shard_batch` gives"),
-        "{message}"
-    );
+    let forward = |mesh: &DeviceMesh| {
+        let mut model = build(&config).unwrap();
+        ContextParallel::new(mesh, ContextOptions::default()).unwrap().apply(&mut model, mesh).unwrap();
+        let how = Materialize { seed: 0, kind: Kind::Float, compute: None, device: Device::Cpu };
+        model.materialize(&how, mesh).unwrap();
+        model.forward(&Batch::new(Tensor::zeros([1, 4], (Kind::Int64, Device::Cpu)), None).unwrap())
+    };
+    // A rank alone has the whole batch in any case.
+    assert!(forward(&DeviceMesh::single(Device::Cpu)).is_ok());
+    let degrees = Degrees { cp: 2, ..Degrees::default() };
+    let messages = threads::run(degrees, &threads::Options::default(), |mesh| -> Result<_, Infallible> {
+        Ok(forward(&mesh).unwrap_err().to_string())
+    });
+    for message in messages.unwrap() {
+        assert!(
+            message.contains("layer layers.0") && message.contains("give the model what `shard_batch` gives"),
+            "{message}"
+        );
+    }
 }

@@ -45,9 +45,6 @@ impl Console {
             let text = format!("mfu: {mfu:.2}% ({} attention)", record.cost.convention);
             parts.push(Color::Magenta.paint(self.color, &text));
         }
-        for (name, value) in &step.extras {
-            parts.push(format!("{name}: {value:.4}"));
-        }
         parts.join("  ")
     }
 }
