@@ -50,6 +50,7 @@ pub fn run(workspace: &Workspace) -> Outcome {
             execute(&mut cargo(&["package", "--workspace", "--exclude", "xtask", "--no-verify", "--allow-dirty"]))
         });
         phase("a short training run", &mut || short_run(workspace));
+        phase("slow tests", &mut || test::slow(workspace));
         phase("tests", &mut || test::run(workspace, &[]));
     }
     summarize(&reports)

@@ -198,6 +198,10 @@ fn install(venv: &Path, torch: &str, lock: &File) -> Outcome {
     let mut pip = pip_for(&python, venv, held()?)?;
     // A cache of wheels would double the disk space, and old versions of pip hold the whole file in memory to fill it.
     pip.args(["install", "--no-cache-dir", "--no-compile", "--no-user", "--disable-pip-version-check", torch, "numpy"]);
+    // Headers of CUDA that torch does not ask for, and that NCCL's side of `ext` is compiled with.
+    if cfg!(target_os = "linux") && torch.starts_with("torch==2.13.") {
+        pip.args(["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"]);
+    }
     execute(pip.env("TMPDIR", &scratch).stdin(held()?).stdout(io::stderr())).map_err(|_| {
         format!(
             "pip could not install {torch}; its own message is above. It needs the network, 8 GB of free disk space, and a \

@@ -6,6 +6,17 @@ use std::env;
 use std::ffi::OsString;
 use std::process::Command;
 
+/// Runs the tests that take minutes: 200 steps of each recipe of Float8.
+pub fn slow(workspace: &Workspace) -> Outcome {
+    let torch = libtorch::locate(workspace)?;
+    let mut cargo = workspace.cargo();
+    execute(
+        cargo
+            .args(["test", "--package", "ferrotitan-float8", "--test", "training", "--", "--ignored"])
+            .envs(torch.vars()),
+    )
+}
+
 /// Runs every test, or those that `args` select. Documentation tests come first, so that the output ends with the summary of
 /// all others; a selection leaves them out.
 pub fn run(workspace: &Workspace, args: &[OsString]) -> Outcome {
