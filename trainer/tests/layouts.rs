@@ -56,12 +56,27 @@ fn replicas_and_accumulation_on_processes() {
 }
 
 #[test]
+fn every_dimension_on_processes() {
+    let reference = run("float64", 1, 1).steps();
+    for dimension in [SHARD, TENSOR, CONTEXT, PIPELINE] {
+        let run = run("float64", 1, 1)
+            .set("training.local_batch_size", if dimension == SHARD { 4 } else { 8 })
+            .set(&format!("parallelism.{dimension}_degree"), 2)
+            .set("comm.backend", "processes");
+        assert_same(&format!("{dimension} on 2 processes"), &run.nproc(2).steps(), &reference, 1e-10);
+    }
+}
+
+#[test]
 fn packed_documents_and_recomputation() {
     let packed = |ranks| run("float64", ranks, 1).set("model.attn_mask_type", "block_causal");
     let reference = packed(1).steps();
     assert_same("2 ranks", &packed(2).steps(), &reference, 1e-10);
     let recomputed = packed(2).set("activation_checkpoint.mode", "full").steps();
     assert_same("2 ranks, activations recomputed", &recomputed, &reference, 1e-10);
+    // On a CPU there is nowhere else to be.
+    let offloaded = packed(2).set("training.enable_cpu_offload", "true").steps();
+    assert_same("2 ranks, parameters in CPU memory", &offloaded, &reference, 1e-10);
     let causal = run("float64", 1, 1).set("model.attn_mask_type", "causal").steps();
     assert_ne!(causal[0].loss, reference[0].loss, "the mask changes what a token sees");
 }
@@ -208,7 +223,8 @@ fn float8_trains_alike_on_one_rank_and_on_many() {
 #[test]
 fn ways_of_working_change_nothing() {
     let reference = run("float64", 1, 1).steps();
-    let ways: [(&str, &str, &str, usize); 8] = [
+    let ways: [(&str, &str, &str, usize); 9] = [
+        ("fsdp_reshard_after_forward", "2", SHARD, 4),
         ("fsdp_reshard_after_forward", "never", SHARD, 2),
         ("fsdp_reshard_after_forward", "always", SHARD, 2),
         ("enable_sequence_parallel", "false", TENSOR, 2),

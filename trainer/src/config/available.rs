@@ -58,7 +58,11 @@ const UNAVAILABLE: &[Row] = &[
         |c| c.activation_checkpoint.mode == CheckpointMode::MemoryBudget,
         "activation checkpointing by a memory budget",
     ),
-    ("training.enable_cpu_offload", |c| c.training.enable_cpu_offload, "keeping parameters in CPU memory"),
+    (
+        "training.enable_cpu_offload",
+        |c| cfg!(not(feature = "fsdp")) && c.training.enable_cpu_offload,
+        "keeping parameters in CPU memory (feature `fsdp` of this build)",
+    ),
     ("optimizer.early_step_in_backward", |c| c.optimizer.early_step_in_backward, "stepping inside the backward pass"),
     ("fault_tolerance.enable", |c| c.fault_tolerance.enable, "fault tolerance"),
     ("memory_estimation.enable", |c| c.memory_estimation.enable, "estimating memory"),

@@ -58,6 +58,8 @@ impl Balance {
 pub struct ParallelPlan {
     /// What becomes of gathered parameters after a forward pass.
     pub reshard_after_forward: Reshard,
+    /// Parameters, gradients and the optimizer's state are in CPU memory, whatever computes.
+    pub cpu_offload: bool,
     /// Between split products, each tensor-parallel rank holds a share of the sequence.
     pub sequence_parallel: bool,
     /// The loss is computed where the logits lie.
@@ -82,6 +84,7 @@ impl ParallelPlan {
         let balance = parallelism.context_parallel_load_balancer.as_deref();
         Ok(Self {
             reshard_after_forward: Reshard::of(&parallelism.fsdp_reshard_after_forward).unwrap_or(Reshard::Default),
+            cpu_offload: config.training.enable_cpu_offload,
             sequence_parallel: parallelism.enable_sequence_parallel,
             loss_parallel: !parallelism.disable_loss_parallel,
             async_tensor_parallel: parallelism.enable_async_tensor_parallel,

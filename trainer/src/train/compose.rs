@@ -9,7 +9,7 @@ use ferrotitan_ext::autograd;
 #[cfg(feature = "fsdp")]
 use ferrotitan_mesh::{Mesh as _, View};
 use ferrotitan_nn::{ActivationCheckpoint, Batch, Materialize, Model, Parameter, Transform, llama};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 #[cfg(feature = "float8")]
 use crate::config::sections::Float8Recipe;
@@ -86,7 +86,8 @@ impl Composition {
         let kind = plan.precision.parameters.kind();
         let compute = plan.precision.compute.kind();
         let compute = (compute != kind).then_some(compute);
-        model.materialize(&Materialize { seed: plan.seed, kind, compute, device: mesh.device() }, mesh)?;
+        let device = if plan.parallel.cpu_offload { Device::Cpu } else { mesh.device() };
+        model.materialize(&Materialize { seed: plan.seed, kind, compute, device }, mesh)?;
         let parameters = model.parameters();
         let passes = match () {
             #[cfg(feature = "pp")]
