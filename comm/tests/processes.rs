@@ -211,3 +211,30 @@ fn a_killed_process_ends_the_waiting_of_the_others() {
     // The store is in rank 0's process.
     thread::sleep(Duration::from_millis(if mesh.rank() == 0 { 2500 } else { 0 }));
 }
+
+#[test]
+fn a_process_that_stands_still_does_not_hold_the_others() {
+    // Rank 0 serves the store, which then answers nobody.
+    let size = 3;
+    if let Some(codes) = ranks("a_process_that_stands_still_does_not_hold_the_others", size) {
+        assert_eq!(codes, [None, Some(0), Some(0)]);
+        return;
+    }
+    let (timeout, connect_timeout) = (Duration::from_secs(3), Duration::from_secs(20));
+    let options = processes::Options { timeout, connect_timeout, ..processes::Options::default() };
+    let degrees = Degrees { dp_shard: size, ..Degrees::default() };
+    let mut stopped = Instant::now();
+    let ended = processes::run(degrees, &options, |mesh| {
+        mesh.world().barrier()?;
+        stopped = Instant::now();
+        if mesh.rank() == 0 {
+            // Ended once the others have had their time.
+            let own = std::process::id().to_string();
+            Command::new("sh").args(["-c", "sleep 25; kill -KILL $0", &own]).spawn().unwrap();
+            Command::new("kill").args(["-STOP", &own]).status().unwrap();
+        }
+        mesh.world().barrier()
+    });
+    let error = ended.unwrap_err();
+    assert!(stopped.elapsed() < Duration::from_secs(20), "{:?}: {error}", stopped.elapsed());
+}

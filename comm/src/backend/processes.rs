@@ -160,10 +160,13 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// Says that this rank has left; rank 0, if it serves the store, waits until all have.
 fn leave(store: &Store, place: &Place, mut patience: Duration) {
     let size = place.grid.world_size() as i64;
-    let mut left = store.add("left", 1);
     if !place.serves {
+        // The process of the store may stand still.
+        let store = store.clone();
+        watch::within(FAREWELL, move || store.add("left", 1));
         return;
     }
+    let mut left = store.add("left", 1);
     let begun = Instant::now();
     while left.as_ref().is_ok_and(|&left| left < size) && begun.elapsed() < patience {
         thread::sleep(Duration::from_millis(20));

@@ -4,7 +4,7 @@
 //! connections when it is there, so that whatever the rank waits for ends at once. Connections alone would not do: a
 //! rank may wait for one that is well and waits itself for the one that failed.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,9 @@ use ferrotitan_ext::store::Store;
 
 /// How often to look.
 const INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long to wait for an answer of the store where only an error message, or a farewell, depends on it.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The key under which the first rank that fails says so.
 const FAILED: &str = "failed";
@@ -71,24 +74,34 @@ impl Watch {
 
     /// The same, after waiting for the word until `patience` ends.
     pub(super) fn ask(&self, patience: Duration) -> Option<(usize, String)> {
+        let shared = Arc::clone(&self.shared);
         let end = Instant::now() + patience;
-        loop {
-            if let Some(failed) = self.failed().or_else(|| word(&self.shared.store)) {
-                return Some(failed);
+        let asked = within(patience + PATIENCE, move || {
+            loop {
+                let failed = shared.lock().failed.clone();
+                if let Some(failed) = failed.or_else(|| word(&shared.store)) {
+                    return Some(failed);
+                }
+                if Instant::now() >= end {
+                    return None;
+                }
+                thread::sleep(Duration::from_millis(20));
             }
-            if Instant::now() >= end {
-                return None;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+        });
+        asked.flatten()
     }
 
     /// Leaves word that `rank`, which is this one, has failed, unless another was first; breaks its connections.
     pub(super) fn announce(&self, rank: usize, reason: &str) {
-        let store = &self.shared.store;
-        let first = store.add("failures", 1).is_ok_and(|count| count == 1);
-        if first && let Err(error) = store.set(FAILED, format!("{rank}\n{reason}").as_bytes()) {
-            tracing::debug!("the other ranks could not be told of the failure: {error}");
+        let (store, word) = (self.shared.store.clone(), format!("{rank}\n{reason}"));
+        let told = within(PATIENCE, move || {
+            let first = store.add("failures", 1).is_ok_and(|count| count == 1);
+            if first { store.set(FAILED, word.as_bytes()) } else { Ok(()) }
+        });
+        match told {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::debug!("the other ranks could not be told of the failure: {error}"),
+            None => tracing::debug!("the other ranks could not be told of the failure: the store does not answer"),
         }
         let mut state = self.shared.lock();
         state.failed.get_or_insert_with(|| (rank, reason.to_owned()));
@@ -124,10 +137,23 @@ impl Drop for Watch {
         self.shared.lock().stop = true;
         self.shared.stopped.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it had there would be nothing to do about it.
-            let _ = thread.join();
+            // It does not panic, and if it had there would be nothing to do about it. Where the store does not answer, it
+            // is left behind.
+            within(PATIENCE, move || thread.join());
         }
     }
+}
+
+/// Does something with the store on a thread of its own, and gives up on it when `patience` ends: a store whose process
+/// stands still answers nobody, and a call to it cannot be ended.
+pub(super) fn within<T: Send + 'static>(patience: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    let asking = move || {
+        // Whoever asked may have given up.
+        let _ = sender.send(ask());
+    };
+    thread::Builder::new().name("store".to_owned()).spawn(asking).ok()?;
+    receiver.recv_timeout(patience).ok()
 }
 
 /// Ends all waiting in the groups.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::watch::Watch;
+use super::watch::{Watch, within};
 use crate::{BoxError, Error, Members, Op};
 
 /// How long to look for the word of another rank.
@@ -62,24 +62,29 @@ impl Witness {
         }
     }
 
-    /// Leaves word that this rank has waited too long, and gives the ranks that do not say the same.
+    /// Leaves word that this rank has waited too long, and gives the ranks that do not say the same; none where the store
+    /// does not answer.
     fn late(&self, op: Op, sequence: u64) -> Vec<usize> {
-        let store = self.watch.store();
+        let (store, members) = (self.watch.store().clone(), self.members.clone());
         let class = if op.is_point_to_point() { "message" } else { "collective" };
-        let key = |rank: usize| format!("late/{}/{class}/{sequence}/{rank}", self.members.name());
-        if store.set(&key(self.members.rank()), b"late").is_err() {
-            return Vec::new();
-        }
-        // The others began to wait at another time, and may say so a little later.
-        let end = Instant::now() + PATIENCE.min(self.timeout);
-        loop {
-            let ranks = self.members.ranks().iter().copied();
-            let silent: Vec<_> = ranks.filter(|&rank| !store.check(&key(rank)).unwrap_or(true)).collect();
-            if silent.is_empty() || Instant::now() >= end {
-                return silent;
+        let patience = PATIENCE.min(self.timeout);
+        let silent = within(patience + PATIENCE, move || {
+            let key = |rank: usize| format!("late/{}/{class}/{sequence}/{rank}", members.name());
+            if store.set(&key(members.rank()), b"late").is_err() {
+                return Vec::new();
             }
-            thread::sleep(Duration::from_millis(20));
-        }
+            // The others began to wait at another time, and may say so a little later.
+            let end = Instant::now() + patience;
+            loop {
+                let ranks = members.ranks().iter().copied();
+                let silent: Vec<_> = ranks.filter(|&rank| !store.check(&key(rank)).unwrap_or(true)).collect();
+                if silent.is_empty() || Instant::now() >= end {
+                    return silent;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        silent.unwrap_or_default()
     }
 }
 

@@ -9,7 +9,8 @@ use ferrotitan_pp::schedule::Algorithm;
 use ferrotitan_pp::{Activations, Deferral, Partition, Pipeline, Split, microbatches};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::{Case, DIM, HOW, run};
+use crate::harness::run;
+use crate::models::llama::{Case, DIM, HOW};
 
 /// libtorch's products, noted.
 #[derive(Debug, Clone, Default)]

@@ -9,7 +9,8 @@ use ferrotitan_pp::schedule::{Algorithm, Lowered, LoweringOptions, Op, Schedule,
 use ferrotitan_pp::{Activations, Error, Partition, Pipeline, Split, StageHooks, microbatches};
 use tch::{Device, Kind, Tensor};
 
-use crate::harness::{Case, DIM, HOW, options, run};
+use crate::harness::{options, run};
+use crate::models::llama::{Case, DIM, HOW};
 
 /// The identity, until it has been called so many times.
 #[derive(Debug)]

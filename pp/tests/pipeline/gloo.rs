@@ -3,7 +3,8 @@
 use ferrotitan_pp::microbatches;
 use ferrotitan_pp::schedule::Algorithm;
 
-use crate::harness::{Case, Share, assert_same, run_over_gloo};
+use crate::harness::run_over_gloo;
+use crate::models::llama::{Case, Share, assert_same};
 
 #[test]
 fn schedules_train_the_same_model() {

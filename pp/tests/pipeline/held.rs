@@ -10,7 +10,8 @@ use ferrotitan_pp::schedule::{Algorithm, Costs, verify};
 use ferrotitan_pp::{Activations, Partition, Pipeline, Split, microbatches};
 use tch::{Kind, Tensor};
 
-use crate::harness::{Case, DIM, HOW, run};
+use crate::harness::run;
+use crate::models::llama::{Case, DIM, HOW};
 
 /// How many graphs a layer's passes have alive, and the most that there were.
 #[derive(Debug, Default)]

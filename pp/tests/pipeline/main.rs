@@ -6,6 +6,8 @@ mod failures;
 mod gloo;
 mod harness;
 mod held;
+#[path = "../models/mod.rs"]
+mod models;
 mod parity;
 mod sharded;
 mod tied;

@@ -3,10 +3,11 @@
 use ferrotitan_pp::microbatches;
 use ferrotitan_pp::schedule::Algorithm;
 
-use crate::harness::{Case, Share, assert_same, run};
+use crate::harness::{pipelined, run};
+use crate::models::llama::{Case, Share, assert_same};
 
 fn check(case: &Case) {
-    let found = case.pipelined();
+    let found = pipelined(case);
     assert_same(&found, &case.alone(), 1.0, &format!("{case:?}"));
     let with_loss = found.iter().filter(|share| share.loss != 0.0).count();
     assert_eq!(with_loss, 1, "{case:?}");

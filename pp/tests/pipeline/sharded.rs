@@ -11,7 +11,8 @@ use ferrotitan_pp::{Activations, Partition, Pipeline, Split, StageHooks, microba
 use ferrotitan_tp::{Plan, TensorParallel};
 use tch::Kind;
 
-use crate::harness::{Case, DIM, HOW, SEQ, Share, assert_same, options};
+use crate::harness::options;
+use crate::models::llama::{Case, DIM, HOW, SEQ, Share, assert_same};
 
 /// Gathers the units of a stage once a step, and reduces them once.
 struct Units {

@@ -6,7 +6,8 @@ use ferrotitan_pp::microbatches;
 use ferrotitan_pp::schedule::Algorithm;
 use tch::{Device, Tensor};
 
-use crate::harness::{Case, HOW, Share, assert_same, run};
+use crate::harness::{pipelined, run};
+use crate::models::llama::{Case, HOW, Share, assert_same};
 
 const TABLE: &str = "tok_embeddings.weight";
 
@@ -26,7 +27,7 @@ fn gradients_are_summed_over_the_stages_that_hold_it() {
         Case { chunked: true, ..case(Algorithm::Zb1p, 2, 1, 4) },
     ];
     for case in cases {
-        let found = case.pipelined();
+        let found = pipelined(&case);
         assert_same(&found, &case.alone(), 1.0, &format!("{case:?}"));
         let held = |share: &&Share| share.gradients.iter().any(|(name, ..)| name == TABLE);
         let holders = if case.schedule().placement.last() == Some(&0) { 1 } else { 2 };
