@@ -64,6 +64,34 @@ fn a_mesh_that_does_not_fit() {
 }
 
 #[test]
+fn a_rank_alone_gives_up_when_the_others_do_not_come() {
+    let run = Run::new().set("comm.init_timeout_seconds", 4).set("comm.train_timeout_seconds", 4);
+    let run = run.set("parallelism.data_parallel_replicate_degree", 2);
+    for (rank, host) in [("0", "127.0.0.1"), ("1", "127.0.0.1")] {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = run.command();
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
+        command.envs([("MASTER_ADDR", host.to_owned()), ("MASTER_PORT", port.to_string())]);
+        let began = Instant::now();
+        let output = finish(command.spawn().unwrap(), Duration::from_secs(60));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(began.elapsed() < Duration::from_secs(30), "rank {rank}: {:?}\n{said}", began.elapsed());
+        assert_says(&said, &["error: "]);
+    }
+}
+
+#[test]
+fn a_console_that_goes_away_does_not_end_a_run() {
+    let run = Run::new().set("metrics.log_freq", 1);
+    let mut child = run.start();
+    drop(child.stdout.take());
+    let output = finish(child, Duration::from_secs(60));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(support::read_steps(&run.path("out/metrics.jsonl")).len(), 10);
+}
+
+#[test]
 fn a_loss_that_is_not_finite_stops_every_rank_before_the_update() {
     let run = Run::new().set("optimizer.lr", 1e30).set("training.max_norm", 0).set("training.local_batch_size", 2);
     let said = run.set("parallelism.data_parallel_replicate_degree", 2).error();

@@ -389,3 +389,12 @@ fn pipelines_are_checked_before_anything_is_built() {
     std::fs::write(&csv, "0B0,0F0\n1F0,1B0\n").unwrap();
     contains(&with(&format!("{from} --parallelism.pipeline_parallel_microbatch_size 8")), &["0B0"]);
 }
+
+#[test]
+fn heads_are_not_split() {
+    let tp = |more: &str| only("", &format!("--parallelism.tensor_parallel_degree {more}"), None);
+    contains(&tp("17"), &["16 heads", "17 tensor-parallel ranks"]);
+    contains(&tp("6 --model.n_kv_heads 4"), &["4 key-value heads", "6 tensor-parallel ranks"]);
+    let uneven = plan("", "--parallelism.tensor_parallel_degree 3 --model.n_kv_heads 4");
+    assert_eq!(uneven.degrees.tp, 3);
+}

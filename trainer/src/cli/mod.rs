@@ -166,7 +166,7 @@ pub fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     match dispatch(cli.command, flags, own_words) {
         Ok(code) => code,
         Err(error) => {
-            say(&format!("error: {error:#}"));
+            say(&format!("error: {}", in_words(&error)));
             ExitCode::from(if error.is::<Usage>() { USAGE } else { FAILED })
         }
     }
@@ -192,5 +192,35 @@ fn dispatch(command: Command, flags: Vec<Flag>, words: &[OsString]) -> anyhow::R
         Command::Schedule(args) => schedule::run(&args),
         Command::Doctor if !flags.is_empty() => Err(Usage("doctor takes no config".into()).into()),
         Command::Doctor => Ok(doctor::run()),
+    }
+}
+
+/// An error with its causes, each said once, without libtorch's frames.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        let cause = cause.split("\nException raised from").next().unwrap_or_default().trim_end();
+        if !said.contains(cause) {
+            said.push_str(if said.is_empty() { "" } else { ": " });
+            said.push_str(cause);
+        }
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let inner = std::io::Error::other("the disk is full");
+        let told = Err::<(), _>(inner).context("rank 0: the disk is full").context("training ended").unwrap_err();
+        assert_eq!(in_words(&told), "training ended: rank 0: the disk is full");
+        let torch =
+            anyhow::anyhow!("no memory\nException raised from alloc at x.cpp:1 (most recent call first):\nframe #0");
+        assert_eq!(in_words(&torch), "no memory");
     }
 }

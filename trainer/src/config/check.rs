@@ -8,6 +8,25 @@ use super::{Config, check_values, shape::shape};
 #[cfg(feature = "pp")]
 use crate::plan::PipelinePlan;
 use ferrotitan_mesh::Degrees;
+use ferrotitan_nn::llama::LlamaConfig;
+
+/// Whether the heads can be dealt to the tensor-parallel ranks: none is split, and key-value heads that are fewer than the
+/// ranks are copied, equally often.
+fn heads(config: &Config, model: &LlamaConfig) -> Option<Problem> {
+    let degree = config.parallelism.tensor_parallel_degree;
+    let key = "parallelism.tensor_parallel_degree";
+    if degree > model.n_heads {
+        let message = format!("{} heads cannot be dealt to {degree} tensor-parallel ranks", model.n_heads);
+        return Some(Problem::new(&[key, "model.n_heads"], message).help(format!("at most {} fit", model.n_heads)));
+    }
+    if degree > model.n_kv_heads && !degree.is_multiple_of(model.n_kv_heads) {
+        let message =
+            format!("{} key-value heads cannot be copied evenly to {degree} tensor-parallel ranks", model.n_kv_heads);
+        let help = format!("multiples of {} fit, and anything below", model.n_kv_heads);
+        return Some(Problem::new(&[key, "model.n_kv_heads"], message).help(help));
+    }
+    None
+}
 
 /// What a run finds around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +62,7 @@ pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
     let mut problems = check_values::check(config);
     problems.extend(unavailable(config));
     match shape(config) {
+        Ok(model) if heads(config, &model).is_some() => problems.extend(heads(config, &model)),
         #[cfg(feature = "pp")]
         Ok(model) => problems.extend(PipelinePlan::of(config, &model).err().into_iter().flatten()),
         #[cfg(not(feature = "pp"))]

@@ -64,6 +64,10 @@ impl Spec {
             (LAUNCHED, "1".to_owned()),
         ];
         // Without this, the threads of each rank would be as many as the machine has cores.
+        if std::env::var_os("TORCH_CPP_LOG_LEVEL").is_none() {
+            // What c10d warns of while ranks look for each other comes again as an error of ours.
+            environment.push(("TORCH_CPP_LOG_LEVEL", "ERROR".to_owned()));
+        }
         if std::env::var_os("OMP_NUM_THREADS").is_none() {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             environment.push(("OMP_NUM_THREADS", (cores / self.ranks.max(1)).max(1).to_string()));

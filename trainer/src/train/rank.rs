@@ -60,7 +60,7 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow
                 extras,
             })?;
             if let Some(loss) = validation_loss {
-                report.line(&format!("validate step: {number:2}  loss: {loss:7.4}"))?;
+                report.line(&format!("validate step: {number:2}  loss: {loss:7.4}"));
             }
         }
         // Neither validation nor telling is part of a step's time.

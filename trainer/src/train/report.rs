@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal as _, Write as _};
 
+use anyhow::Context as _;
 use ferrotitan_comm::DeviceMesh;
 use ferrotitan_ext::{cuda, memory};
 use ferrotitan_mesh::Mesh as _;
@@ -41,26 +42,32 @@ impl Report {
             ranks: mesh.world_size(),
         };
         let color = !plan.metrics.plain && wants_color(std::io::stdout().is_terminal());
-        let console = Console::new(plan.metrics.log_freq, color, print);
-        let metrics = Metrics::new(cost).to(console).to(JsonLines::create(&plan.dump_folder)?);
+        let console = Console::new(plan.metrics.log_freq, color, |line| {
+            print(line);
+            Ok(())
+        });
+        let lines = JsonLines::create(&plan.dump_folder)
+            .with_context(|| format!("cannot write metrics.jsonl in {}", plan.dump_folder.display()))?;
+        let metrics = Metrics::new(cost).to(console).to(lines);
         Ok(Self { metrics, bar: Bar::new(plan.steps, 0) })
     }
 
     /// Tells of something else.
-    pub(super) fn line(&self, line: &str) -> anyhow::Result<()> {
-        Ok(print(line)?)
+    pub(super) fn line(&self, line: &str) {
+        print(line);
     }
 
     /// Tells of a step.
     pub(super) fn step(&mut self, step: &StepMetrics) -> anyhow::Result<()> {
-        self.metrics.log(step)?;
+        self.metrics.log(step).context("cannot write metrics.jsonl")?;
         self.bar.set(step.step);
         Ok(())
     }
 }
 
-fn print(line: &str) -> std::io::Result<()> {
-    above_bar(|| writeln!(std::io::stdout().lock(), "{line}"))
+/// Whoever reads standard output may go away; the run does not end for that.
+fn print(line: &str) {
+    let _ = above_bar(|| writeln!(std::io::stdout().lock(), "{line}"));
 }
 
 /// The most memory that this rank's device has had in use; on a CPU, that this process has.

@@ -72,17 +72,17 @@ impl Run {
         self
     }
 
+    /// The command that it is.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotitan"));
+        command.args(&self.arguments).env("XDG_CACHE_HOME", self.path("cache")).env_remove("RANK");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
     /// Starts it.
     pub fn start(&self) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_ferrotitan"))
-            .args(&self.arguments)
-            .env("XDG_CACHE_HOME", self.path("cache"))
-            .env_remove("RANK")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        self.command().spawn().unwrap()
     }
 
     /// Runs it to its end.
