@@ -212,12 +212,11 @@ fn in_words(error: &anyhow::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context as _;
 
     #[test]
     fn a_cause_is_said_once() {
         let inner = std::io::Error::other("the disk is full");
-        let told = Err::<(), _>(inner).context("rank 0: the disk is full").context("training ended").unwrap_err();
+        let told = anyhow::Error::new(inner).context("rank 0: the disk is full").context("training ended");
         assert_eq!(in_words(&told), "training ended: rank 0: the disk is full");
         let torch =
             anyhow::anyhow!("no memory\nException raised from alloc at x.cpp:1 (most recent call first):\nframe #0");
