@@ -230,8 +230,9 @@ fn a_process_that_stands_still_does_not_hold_the_others() {
         if mesh.rank() == 0 {
             // Ended once the others have had their time.
             let own = std::process::id().to_string();
-            Command::new("sh").args(["-c", "sleep 25; kill -KILL $0", &own]).spawn().unwrap();
+            let mut later = Command::new("sh").args(["-c", "sleep 25; kill -KILL $0", &own]).spawn().unwrap();
             Command::new("kill").args(["-STOP", &own]).status().unwrap();
+            later.wait().unwrap();
         }
         mesh.world().barrier()
     });
