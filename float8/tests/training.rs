@@ -71,7 +71,7 @@ fn at_the_end(losses: &[f64]) -> f64 {
 }
 
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "trains 200 steps with each recipe, a minute or more; `.ci/run` runs it among its slow tests"]
 fn every_recipe_learns_as_bf16_does() {
     let bf16 = losses(None);
     let expected = at_the_end(&bf16);

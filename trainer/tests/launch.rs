@@ -142,7 +142,7 @@ fn all_of_a_long_output_comes_through() {
 
 /// Starts two ranks of `rank`, each of which prints its process id and sleeps.
 #[test]
-#[ignore = "started by the tests below"]
+#[ignore = "no test of its own: the tests below start it as a process"]
 fn launcher() {
     let spec = Spec {
         program: std::env::current_exe().unwrap(),
@@ -162,7 +162,7 @@ fn launcher() {
 }
 
 #[test]
-#[ignore = "started by `launcher`"]
+#[ignore = "no test of its own: `launcher` starts it as a rank"]
 fn rank() {
     follow_parent();
     println!("\npid={}", std::process::id());

@@ -62,11 +62,11 @@ pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
     let mut problems = check_values::check(config);
     problems.extend(unavailable(config));
     match shape(config) {
-        Ok(model) if heads(config, &model).is_some() => problems.extend(heads(config, &model)),
-        #[cfg(feature = "pp")]
-        Ok(model) => problems.extend(PipelinePlan::of(config, &model).err().into_iter().flatten()),
-        #[cfg(not(feature = "pp"))]
-        Ok(_) => {}
+        Ok(model) => {
+            problems.extend(heads(config, &model));
+            #[cfg(feature = "pp")]
+            problems.extend(PipelinePlan::of(config, &model).err().into_iter().flatten());
+        }
         Err(wrong) => problems.extend(wrong),
     }
     precision(config, &mut problems);

@@ -19,6 +19,9 @@ const SCHEDULE: &str = "parallelism.pipeline_parallel_schedule";
 const CSV: &str = "parallelism.pipeline_parallel_schedule_csv";
 const MICROBATCH: &str = "parallelism.pipeline_parallel_microbatch_size";
 
+/// The most ranks, blocks and microbatches of a pipeline.
+const LARGEST: usize = 4096;
+
 impl PipelinePlan {
     /// The pipeline of a config with more than one stage rank; `None` for one.
     ///
@@ -31,6 +34,23 @@ impl PipelinePlan {
             return Ok(None);
         }
         let microbatches = microbatches(config)?;
+        // A schedule lists every pass of every stage: numbers that no run has are refused before it is written out.
+        let sizes = [
+            (MICROBATCH, "microbatches", microbatches),
+            ("parallelism.pipeline_parallel_degree", "pipeline ranks", ranks),
+            ("model.n_layers", "blocks", model.n_layers),
+        ];
+        for (key, what, size) in sizes {
+            if size > LARGEST {
+                let message = format!("{size} {what} are more than a pipeline takes: at most {LARGEST}");
+                return Err(vec![Problem::new(&[key], message)]);
+            }
+        }
+        if ranks > model.n_layers + 3 {
+            let message =
+                format!("{ranks} pipeline ranks are more than the layers of the model, {}", model.n_layers + 3);
+            return Err(vec![Problem::new(&["parallelism.pipeline_parallel_degree", "model.n_layers"], message)]);
+        }
         let blocks = (0..model.n_layers).map(|block| format!("layers.{block}"));
         let ends = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let layers: Vec<String> =

@@ -8,7 +8,9 @@ use ferrotitan_comm::DeviceMesh;
 use ferrotitan_ext::autograd;
 #[cfg(feature = "fsdp")]
 use ferrotitan_mesh::{Mesh as _, View};
-use ferrotitan_nn::{ActivationCheckpoint, Batch, Materialize, Model, Parameter, Transform, llama};
+#[cfg(any(feature = "cp", feature = "pp", feature = "tp"))]
+use ferrotitan_nn::Transform as _;
+use ferrotitan_nn::{ActivationCheckpoint, Batch, Materialize, Model, Parameter, llama};
 use tch::{Device, Tensor};
 
 #[cfg(feature = "float8")]
@@ -89,10 +91,9 @@ impl Composition {
         let device = if plan.parallel.cpu_offload { Device::Cpu } else { mesh.device() };
         model.materialize(&Materialize { seed: plan.seed, kind, compute, device }, mesh)?;
         let parameters = model.parameters();
-        let passes = match () {
-            #[cfg(feature = "pp")]
-            () if plan.parallel.pipeline.is_some() => {
-                let Some(stages) = &plan.parallel.pipeline else { anyhow::bail!("no pipeline is planned") };
+        #[cfg(feature = "pp")]
+        let passes = match &plan.parallel.pipeline {
+            Some(stages) => {
                 let pipeline = super::stages::pipeline(
                     plan,
                     stages,
@@ -103,8 +104,10 @@ impl Composition {
                 )?;
                 Passes::Pipeline(Box::new(pipeline), stages.schedule.microbatches)
             }
-            () => Passes::Whole(model),
+            None => Passes::Whole(model),
         };
+        #[cfg(not(feature = "pp"))]
+        let passes = Passes::Whole(model);
         let composition = Self {
             passes,
             parameters,
@@ -142,9 +145,12 @@ impl Composition {
             }
             #[cfg(feature = "pp")]
             Passes::Pipeline(pipeline, count) => {
-                let parts = ferrotitan_pp::microbatches(&batch, *count)?;
-                #[cfg(feature = "cp")]
-                let parts = parts.iter().map(|part| self.context.shard_batch(part)).collect::<Result<Vec<_>, _>>()?;
+                let parts = microbatches(
+                    &batch,
+                    *count,
+                    #[cfg(feature = "cp")]
+                    &self.context,
+                )?;
                 Ok(pipeline.step(&parts, tokens)?)
             }
         }
@@ -160,9 +166,12 @@ impl Composition {
             }
             #[cfg(feature = "pp")]
             Passes::Pipeline(pipeline, count) => {
-                let parts = ferrotitan_pp::microbatches(&batch, *count)?;
-                #[cfg(feature = "cp")]
-                let parts = parts.iter().map(|part| self.context.shard_batch(part)).collect::<Result<Vec<_>, _>>()?;
+                let parts = microbatches(
+                    &batch,
+                    *count,
+                    #[cfg(feature = "cp")]
+                    &self.context,
+                )?;
                 Ok(pipeline.evaluate(&parts)?)
             }
         }
@@ -185,6 +194,19 @@ impl Composition {
         }
         Ok(())
     }
+}
+
+/// The microbatches of a pass, of each this rank's tokens.
+#[cfg(feature = "pp")]
+fn microbatches(
+    batch: &Batch,
+    count: usize,
+    #[cfg(feature = "cp")] context: &ferrotitan_cp::ContextParallel,
+) -> anyhow::Result<Vec<Batch>> {
+    let parts = ferrotitan_pp::microbatches(batch, count)?;
+    #[cfg(feature = "cp")]
+    let parts = parts.iter().map(|part| context.shard_batch(part)).collect::<Result<Vec<_>, _>>()?;
+    Ok(parts)
 }
 
 /// Every so many blocks, one keeps its input alone.
