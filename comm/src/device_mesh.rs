@@ -1,6 +1,6 @@
 //! The mesh of devices as one rank sees it, with the groups that it communicates in.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ferrotitan_mesh::{Degrees, Grid, Mesh, View};
@@ -85,6 +85,13 @@ impl DeviceMesh {
     /// [`Error::Connect`], also when `size` does not divide the size of the view.
     pub fn block(&self, view: View, size: usize) -> Result<Group> {
         self.join(view, size)
+    }
+
+    /// The groups of more than one rank that this rank has joined, by name.
+    pub fn groups(&self) -> BTreeMap<String, Group> {
+        let groups = self.0.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let several = groups.values().filter(|group| !group.is_single());
+        several.map(|group| (group.name().to_owned(), group.clone())).collect()
     }
 
     fn join(&self, view: View, size: usize) -> Result<Group> {

@@ -27,7 +27,9 @@ struct Inner {
     transport: Option<Arc<dyn Transport>>,
     recorder: Recorder,
     collectives: AtomicU64,
-    messages: AtomicU64,
+    /// Messages to and from each member, by group rank.
+    sent: Box<[AtomicU64]>,
+    received: Box<[AtomicU64]>,
 }
 
 impl Group {
@@ -39,8 +41,9 @@ impl Group {
         recorder: Recorder,
     ) -> Self {
         debug_assert_eq!(transport.is_none(), members.size() == 1);
-        let (collectives, messages) = (AtomicU64::new(0), AtomicU64::new(0));
-        Group(Arc::new(Inner { members, device, transport, recorder, collectives, messages }))
+        let counters = || (0..members.size()).map(|_| AtomicU64::new(0)).collect();
+        let (collectives, sent, received) = (AtomicU64::new(0), counters(), counters());
+        Group(Arc::new(Inner { members, device, transport, recorder, collectives, sent, received }))
     }
 
     /// A group of one rank, the identity of every collective: for code that takes a group where there is no mesh.
@@ -79,6 +82,11 @@ impl Group {
         &self.0.recorder
     }
 
+    /// How many collectives this rank has started in the group; sends and receives do not count.
+    pub fn entered(&self) -> u64 {
+        self.0.collectives.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn members(&self) -> &Members {
         &self.0.members
     }
@@ -97,11 +105,23 @@ impl Group {
     ) -> Result<Pending<T>> {
         let inner = &*self.0;
         let transport = inner.transport.as_ref().expect("single groups return before they start anything");
-        let counter = if call.op().is_point_to_point() { &inner.messages } else { &inner.collectives };
+        let counter = match call.what {
+            Collective::Send { to } => &inner.sent[to],
+            Collective::Recv { from } => &inner.received[from],
+            _ => &inner.collectives,
+        };
         let sequence = counter.fetch_add(1, Ordering::Relaxed);
-        let ticket = inner.recorder.issue(&inner.members, sequence, &call);
-        let work = transport.start(sequence, call, buffers)?;
-        Ok(Pending::flying(work, ticket, finish))
+        let mut ticket = inner.recorder.issue(&inner.members, sequence, &call);
+        if transport.waits_at_start() {
+            ticket.wait();
+        }
+        match transport.start(sequence, call, buffers) {
+            Ok(work) => Ok(Pending::flying(work, ticket, finish)),
+            Err(error) => {
+                ticket.fail(&error);
+                Err(error)
+            }
+        }
     }
 
     /// Starts a call that brings a tensor and gives a new one.

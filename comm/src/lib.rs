@@ -25,7 +25,7 @@ pub use group::Group;
 pub use members::Members;
 pub use op::{Op, ReduceOp};
 pub use pending::Pending;
-pub use recorder::{Event, Mark, Recorder, Total};
+pub use recorder::{Event, Failure, Mark, Recorder, Total};
 pub use tch;
 pub use transport::{Backend, Buffers, Transport, Work};
 pub use wire::Wire;

@@ -55,9 +55,12 @@ impl<T> Pending<T> {
             State::Ready(value) => value,
             State::Flying { work, finish, mut ticket } => {
                 ticket.wait();
-                let value = finish(work.wait()?)?;
-                ticket.finish();
-                Ok(value)
+                let ended = work.wait().and_then(finish);
+                match &ended {
+                    Ok(_) => ticket.finish(),
+                    Err(error) => ticket.fail(error),
+                }
+                ended
             }
         }
     }

@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 
 use tch::Kind;
 
-use crate::{Call, Members, Op};
+use crate::{Call, Collective, Error, Members, Op};
 
 /// One collective of one rank.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// The how-manieth of its group it was, from 0: collectives counted by themselves, sends and receives by
-    /// themselves. Ranks of one group can be compared by it.
+    /// The how-manieth of its group it was, from 0; of a message, the how-manieth from its sender to its receiver. Ranks of
+    /// one group can be compared by it.
     pub sequence: u64,
     /// The group's name, which is that of its view of the mesh.
     pub group: Arc<str>,
     /// Which collective.
     pub op: Op,
+    /// With its parameters.
+    pub what: Collective,
     /// The other world rank of a send or receive.
     pub peer: Option<usize>,
     /// The shape of the tensor that this rank brought (for a receive: got).
@@ -34,9 +36,40 @@ pub struct Event {
     pub finished: Option<Instant>,
     /// Whether it was let go without being waited for.
     pub dropped: bool,
+    /// Why it gave no result, if it failed.
+    pub failed: Option<Failure>,
+}
+
+/// Why a collective gave no result: the kind of its [`Error`], which the errors of whoever called it may not show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// [`Error::Timeout`].
+    Timeout,
+    /// [`Error::Mismatch`].
+    Mismatch,
+    /// [`Error::PeerFailed`].
+    PeerFailed,
+    /// Any other.
+    Other,
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::Timeout { .. } => Failure::Timeout,
+            Error::Mismatch { .. } => Failure::Mismatch,
+            Error::PeerFailed { .. } => Failure::PeerFailed,
+            _ => Failure::Other,
+        }
+    }
 }
 
 impl Event {
+    /// The call in words that are the same on all ranks exactly if the ranks agree: [`Call::signature`].
+    pub fn signature(&self) -> String {
+        Call { what: self.what.clone(), shape: self.shape.clone(), kind: self.kind }.signature()
+    }
+
     /// How long this rank stood still for it: from the beginning of the wait to the result.
     pub fn blocked(&self) -> Duration {
         match (self.waited, self.finished) {
@@ -132,6 +165,7 @@ impl Recorder {
             sequence,
             group: members.name().clone(),
             op: call.op(),
+            what: call.what.clone(),
             peer: call.peer().map(|peer| members.ranks()[peer]),
             shape: call.shape.clone(),
             kind: call.kind,
@@ -140,6 +174,7 @@ impl Recorder {
             waited: None,
             finished: None,
             dropped: false,
+            failed: None,
         };
         let mut history = self.history();
         let total = history.totals.entry((event.group.clone(), event.op)).or_default();
@@ -192,6 +227,11 @@ impl Ticket {
         self.update(|event| event.finished = Some(now), |total| total.blocked += blocked);
     }
 
+    /// There will be no result.
+    pub(crate) fn fail(self, error: &Error) {
+        self.update(|event| event.failed = Some(error.into()), |_| {});
+    }
+
     /// Nobody waited.
     pub(crate) fn drop_unwaited(self) {
         self.update(|event| event.dropped = true, |total| total.dropped += 1);
@@ -213,7 +253,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::{Collective, ReduceOp};
+    use crate::ReduceOp;
 
     fn issue(recorder: &Recorder, sequence: u64) -> Ticket {
         let members = Members::new("tp", &[2, 5], 1).unwrap();

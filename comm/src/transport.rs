@@ -27,12 +27,17 @@ pub struct Buffers {
 /// - once `wait` has returned, the input may be changed, and the output shares memory with no other rank;
 /// - whoever waits for a rank that failed, or for longer than the backend's timeout, gets an error.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Begins a call. `sequence` counts the calls of this rank in this group from 0: collectives by themselves, sends
-    /// and receives by themselves.
+    /// Begins a call. `sequence` counts the collectives of this rank in this group from 0, and apart from them the messages
+    /// of each sender to each receiver.
     ///
     /// # Errors
     /// Whatever can be told at once: a mismatch with another rank, a failed peer, a refusal of the backend.
     fn start(&self, sequence: u64, call: Call, buffers: Buffers) -> Result<Box<dyn Work>>;
+
+    /// Whether `start` waits for other ranks all the same, so that a rank may stand still in it.
+    fn waits_at_start(&self) -> bool {
+        false
+    }
 }
 
 /// A call under way.

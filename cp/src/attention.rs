@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ferrotitan_comm::Group;
 use ferrotitan_ext::BoxError;
 use ferrotitan_ext::autograd::{self, Context, Function};
+use ferrotitan_nn::{Operation, kept};
 use tch::Tensor;
 
 use crate::error::Context as _;
@@ -125,9 +126,14 @@ impl Function for Keyed {
         context.set_materialize_grads(true);
         let [q, k, v] = inputs else { return Err("attention takes three tensors".into()) };
         let kv = packed::pack(k, v)?;
-        let (out, lse) = self.attend(q, &kv)?;
-        context.save(&[q.shallow_clone(), kv, out.shallow_clone(), lse]);
-        Ok(vec![out])
+        let mut outputs = kept(Operation::Attention, || {
+            let (out, lse) = self.attend(q, &kv)?;
+            Ok::<_, BoxError>(vec![out, lse])
+        })?;
+        context.save(&[q.shallow_clone(), kv]);
+        context.save(&outputs);
+        outputs.truncate(1);
+        Ok(outputs)
     }
 
     fn backward(&mut self, context: &mut Context, grads: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, BoxError> {
@@ -149,11 +155,15 @@ impl Function for Exchanged {
     fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
         context.set_materialize_grads(true);
         let [q, k, v] = inputs else { return Err("attention takes three tensors".into()) };
-        let whole = exchange::gather(q, k, v, &self.heads, &self.plan, &self.group)?;
-        let (out, lse) = exchange::attend(&whole, &self.heads, &self.plan)?;
-        let output = exchange::scatter(&out, &self.heads, &self.plan, &self.group)?;
-        context.save(&[whole.qkv, out, lse]);
-        Ok(vec![output])
+        let mut outputs = kept(Operation::Attention, || {
+            let whole = exchange::gather(q, k, v, &self.heads, &self.plan, &self.group)?;
+            let (out, lse) = exchange::attend(&whole, &self.heads, &self.plan)?;
+            let output = exchange::scatter(&out, &self.heads, &self.plan, &self.group)?;
+            Ok::<_, BoxError>(vec![output, whole.qkv, out, lse])
+        })?;
+        context.save(&outputs[1..]);
+        outputs.truncate(1);
+        Ok(outputs)
     }
 
     fn backward(&mut self, context: &mut Context, grads: Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, BoxError> {

@@ -19,6 +19,8 @@ mod transform;
 pub use attention::{attention, planned_attention};
 pub use balance::Balance;
 pub use error::{Error, Result};
+pub use ferrotitan_comm as comm;
+pub use ferrotitan_nn as nn;
 pub use mask::Mask;
 pub use method::Method;
 pub use plan::Plan;

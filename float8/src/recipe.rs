@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use ferrotitan_nn::Activation;
+
 use crate::{Error, Format};
 
 /// How a projection's three products are computed, by TorchTitan's names.
@@ -39,6 +41,15 @@ pub enum Operand {
     Weight,
     /// `dy` `[tokens, out]`.
     Gradient,
+}
+
+impl From<Activation> for Operand {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::Input => Operand::Input,
+            Activation::Gradient => Operand::Gradient,
+        }
+    }
 }
 
 impl fmt::Display for Operand {
@@ -137,6 +148,15 @@ impl Recipe {
         !matches!(self, Recipe::Tensorwise)
     }
 
+    /// The format of an operand that every product of it has alike, with one scale; none where products differ.
+    pub(crate) const fn whole(self, operand: Operand) -> Option<Format> {
+        match (self, operand) {
+            (Recipe::Tensorwise, Operand::Input | Operand::Weight) => Some(Format::E4m3),
+            (Recipe::Tensorwise, Operand::Gradient) => Some(Format::E5m2),
+            _ => None,
+        }
+    }
+
     /// How the operands of a product are cast; none where they are not.
     pub(crate) const fn casts(self, product: Product) -> Option<[(Format, Sharing); 2]> {
         use Format::{E4m3, E5m2};
@@ -164,5 +184,25 @@ impl FromStr for Recipe {
     fn from_str(text: &str) -> Result<Self, Error> {
         let found = Recipe::ALL.into_iter().find(|recipe| recipe.name() == text);
         found.ok_or_else(|| Error::NoSuchRecipe { text: text.to_owned() })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_whole_is_cast_alike_by_every_product() {
+        let products = [Product::Output, Product::InputGradient, Product::WeightGradient];
+        for (recipe, operand) in Recipe::ALL.into_iter().flat_map(|recipe| Operand::ALL.map(|of| (recipe, of))) {
+            let cast = |product: Product| {
+                let place = product.operands().into_iter().position(|of| of == operand)?;
+                Some(recipe.casts(product).map(|casts| casts[place]))
+            };
+            let casts: Vec<_> = products.into_iter().filter_map(cast).collect();
+            let alike = casts[0].filter(|(_, sharing)| *sharing == Sharing::Tensor && casts[0] == casts[1]);
+            assert_eq!(recipe.whole(operand), alike.map(|(format, _)| format), "{recipe}, {operand}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What one projection knows of its operands' magnitudes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrotitan_comm::{DeviceMesh, Group, ReduceOp};
 use ferrotitan_mesh::View;
@@ -52,20 +52,27 @@ impl Groups {
     }
 }
 
+/// The magnitudes of one operand.
+#[derive(Debug, Default)]
+pub(crate) struct Track {
+    /// The largest since the step began, as far as somebody will ask.
+    seen: Option<Tensor>,
+    history: History,
+}
+
 /// A projection's magnitudes and scales, on one rank.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) weight: Parameter,
     pub(crate) settings: Settings,
     groups: Groups,
+    /// By operand. Projections of one input have one track of it, whichever of them sees it.
+    tracks: [Arc<Mutex<Track>>; 3],
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The largest magnitude of each operand since the step began, as far as somebody will ask.
-    seen: [Option<Tensor>; 3],
-    history: [History; 3],
     /// The scale in which the gathered weight travelled.
     travelled: Option<Tensor>,
     /// The largest magnitude of the whole weight, and its scale, where they were computed ahead.
@@ -73,17 +80,19 @@ struct State {
 }
 
 impl Site {
-    pub(crate) fn new(weight: Parameter, settings: Settings, groups: Groups) -> Self {
-        let history = std::array::from_fn(|_| History::new(settings.delayed.unwrap_or(0)));
-        let state = State { history, ..State::default() };
-        Self { weight, settings, groups, state: Mutex::new(state) }
+    /// Of one of the projections whose inputs are noted in `input`.
+    pub(crate) fn new(weight: Parameter, settings: Settings, groups: Groups, input: Arc<Mutex<Track>>) -> Self {
+        let tracks = [input, Arc::default(), Arc::default()];
+        let site = Self { weight, settings, groups, tracks, state: Mutex::default() };
+        site.set_history(&Default::default());
+        site
     }
 
     pub(crate) fn name(&self) -> String {
         self.weight.name().to_owned()
     }
 
-    /// The scale of a whole operand.
+    /// The scale of a whole operand, of which this rank has what its layout leaves to it.
     pub(crate) fn scale_of(&self, operand: Operand, x: &Tensor, format: Format) -> Result<Tensor> {
         if operand == Operand::Weight
             && let Some(scale) = &self.state().travelled
@@ -92,32 +101,55 @@ impl Site {
             // scale that it travelled in it gets back the very codes that it had then.
             return Ok(scale.shallow_clone());
         }
+        self.scale_over(operand, x, format, self.groups_of(&operand.axes()))
+    }
+
+    /// The scale of a whole operand of which each rank that shares the projection has a part.
+    pub(crate) fn scale_of_parts(&self, operand: Operand, part: &Tensor, format: Format) -> Result<Tensor> {
+        self.scale_over(operand, part, format, [&self.groups.tokens, &self.groups.tp])
+    }
+
+    fn scale_over<'a>(
+        &'a self,
+        operand: Operand,
+        x: &Tensor,
+        format: Format,
+        groups: impl IntoIterator<Item = &'a Group>,
+    ) -> Result<Tensor> {
         let found = amax(x)?;
-        let remembered = self.state().history[operand as usize].largest();
+        let remembered = self.track(operand).history.largest();
         let amax = match remembered {
             Some(largest) => {
                 self.note(operand, &found)?;
                 Tensor::from(largest).f_to_device(x.device()).context("a remembered magnitude")?
             }
-            None => self.maximum(operand, found, &operand.axes())?,
+            None => self.maximum(operand, found, groups)?,
         };
         scale_for(&amax, format, self.settings.power_of_two)
     }
 
-    /// The largest magnitudes over all ranks that hold a part of the given axes of an operand, from those of this rank.
-    pub(crate) fn maximum(&self, operand: Operand, mut amax: Tensor, axes: &[Axis]) -> Result<Tensor> {
+    /// The largest magnitudes of an operand over all ranks of these groups, from those of this rank.
+    pub(crate) fn maximum<'a>(
+        &'a self,
+        operand: Operand,
+        mut amax: Tensor,
+        groups: impl IntoIterator<Item = &'a Group>,
+    ) -> Result<Tensor> {
         // Before the others are asked: a maximum over ranks may lose a NaN, and this rank is the one to name.
         self.note(operand, &amax)?;
-        for &axis in axes {
-            if let Some(group) = self.group_of(axis) {
-                amax = self.over(group, &amax)?;
-            }
+        for group in groups {
+            amax = self.over(group, &amax)?;
         }
         Ok(amax)
     }
 
     fn over(&self, group: &Group, amax: &Tensor) -> Result<Tensor> {
         group.all_reduce(amax, ReduceOp::Max).map_err(|source| Error::Comm { weight: self.name(), source })
+    }
+
+    /// The ranks that hold a part of the given axes of an operand.
+    pub(crate) fn groups_of(&self, axes: &[Axis]) -> impl Iterator<Item = &Group> {
+        axes.iter().filter_map(|&axis| self.group_of(axis))
     }
 
     /// The ranks among which an axis is divided, if it is.
@@ -147,7 +179,7 @@ impl Site {
             self.refuse(operand, largest.double_value(&[]))?;
         }
         if waits || self.settings.delayed.is_some() {
-            let seen = &mut self.state().seen[operand as usize];
+            let seen = &mut self.track(operand).seen;
             *seen = Some(match seen.take() {
                 Some(before) => before.f_maximum(&largest).context("the largest magnitude")?,
                 None => largest,
@@ -163,31 +195,29 @@ impl Site {
         }
     }
 
-    /// What was noted since it was last taken, by operand.
+    /// What was noted since it was last taken, by operand. Of projections of one input, the first has its magnitude.
     pub(crate) fn take_seen(&self) -> [Option<Tensor>; 3] {
-        std::mem::take(&mut self.state().seen)
+        Operand::ALL.map(|operand| self.track(operand).seen.take())
     }
 
     /// Ends a step in which these were the largest magnitudes on any rank; 0 where there was none.
     pub(crate) fn remember(&self, largest: [f32; 3]) {
-        let mut state = self.state();
-        for (history, largest) in state.history.iter_mut().zip(largest) {
+        for (operand, largest) in Operand::ALL.into_iter().zip(largest) {
             if largest > 0.0 {
-                history.push(largest);
+                self.track(operand).history.push(largest);
             }
         }
     }
 
     pub(crate) fn history(&self) -> [Vec<f32>; 3] {
-        let state = self.state();
-        std::array::from_fn(|operand| state.history[operand].steps())
+        Operand::ALL.map(|operand| self.track(operand).history.steps())
     }
 
     pub(crate) fn set_history(&self, steps: &[Vec<f32>; 3]) {
-        let mut state = self.state();
-        for (history, steps) in state.history.iter_mut().zip(steps) {
-            *history = History::new(self.settings.delayed.unwrap_or(0));
+        for (operand, steps) in Operand::ALL.into_iter().zip(steps) {
+            let mut history = History::new(self.settings.delayed.unwrap_or(0));
             steps.iter().for_each(|&largest| history.push(largest));
+            self.track(operand).history = history;
         }
     }
 
@@ -234,7 +264,11 @@ impl Site {
         self.state().ahead = Some((amax, scale));
     }
 
-    // A panic while the lock was held cannot leave a half-written state: every write is one assignment.
+    // A panic while a lock was held cannot leave a half-written state: every write is one assignment or one push.
+    fn track(&self, operand: Operand) -> MutexGuard<'_, Track> {
+        self.tracks[operand as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@ use ferrotitan_nn::{Model, Parameter, Projection, Seam, Transform};
 
 use crate::filter::{self, Candidate};
 use crate::gemm::Float8Gemm;
-use crate::site::{Groups, Settings, Site};
+use crate::site::{Groups, Settings, Site, Track};
 use crate::{BLOCK, Error, Handle, Recipe, Result};
 
 /// What is cast, and how. Names are TorchTitan's where it has the setting.
@@ -131,15 +131,17 @@ impl Float8 {
             None => Groups::alone(),
         };
         let mut seams = model.seams();
-        let mut found: Vec<(&str, &mut Projection)> = Vec::new();
+        let mut found: Vec<(&str, Arc<Mutex<Track>>, &mut Projection)> = Vec::new();
         for (name, seam) in &mut seams {
             let Seam::Linear(linear) = seam else { continue };
-            found.extend(linear.projections_mut().iter_mut().map(|projection| (name.as_str(), projection)));
+            let input = Arc::default();
+            let of_input = |projection| (name.as_str(), Arc::clone(&input), projection);
+            found.extend(linear.projections_mut().iter_mut().map(of_input));
         }
-        let shapes: Vec<_> = found.iter().map(|(_, projection)| projection.weight.layout().shape().to_vec()).collect();
-        let weights: Vec<_> = found.iter().map(|(_, projection)| projection.weight.clone()).collect();
+        let weights: Vec<_> = found.iter().map(|(_, _, projection)| projection.weight.clone()).collect();
+        let shapes: Vec<_> = weights.iter().map(|weight| weight.layout().shape().to_vec()).collect();
         let candidates: Vec<_> = std::iter::zip(&found, std::iter::zip(&weights, &shapes))
-            .map(|((seam, _), (weight, shape))| Candidate {
+            .map(|((seam, ..), (weight, shape))| Candidate {
                 seam,
                 weight: weight.name(),
                 inputs: shape.get(1).copied().unwrap_or(0),
@@ -160,10 +162,10 @@ impl Float8 {
             return Err(Error::Filter { problem, names });
         }
         let (mut sites, mut left_out) = (Vec::new(), Vec::new());
-        for ((_, projection), reason) in found.into_iter().zip(reasons) {
+        for ((_, input, projection), reason) in found.into_iter().zip(reasons) {
             match reason {
                 Some(reason) => left_out.push((projection.weight.name().to_owned(), reason)),
-                None => sites.push(self.convert(projection, &groups)?),
+                None => sites.push(self.convert(projection, &groups, input)?),
             }
         }
         tell(&left_out, sites.len());
@@ -172,7 +174,7 @@ impl Float8 {
         Ok(Handle::new(sites, left_out, &groups, sends, ahead))
     }
 
-    fn convert(&self, projection: &mut Projection, groups: &Groups) -> Result<Arc<Site>> {
+    fn convert(&self, projection: &mut Projection, groups: &Groups, input: Arc<Mutex<Track>>) -> Result<Arc<Site>> {
         let (options, weight) = (&self.options, projection.weight.clone());
         if !projection.gemm.is_native() {
             return Err(Error::Taken { weight: weight.name().to_owned() });
@@ -184,8 +186,8 @@ impl Float8 {
             power_of_two: options.power_of_two || options.recipe.has_powers_of_two(),
             delayed: options.delayed,
         };
-        let site = Arc::new(Site::new(weight, settings, groups.clone()));
-        projection.gemm = Arc::new(Float8Gemm(Arc::clone(&site)));
+        let site = Arc::new(Site::new(weight, settings, groups.clone(), input));
+        projection.gemm = Arc::new(Float8Gemm::new(Arc::clone(&site)));
         Ok(site)
     }
 

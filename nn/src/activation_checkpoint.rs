@@ -1,4 +1,5 @@
-//! Full activation checkpointing (Chen et al. 2016, <https://arxiv.org/abs/1604.06174>).
+//! Activation checkpointing (Chen et al. 2016, <https://arxiv.org/abs/1604.06174>), of whole layers and by operation
+//! (Korthikanti et al. 2022, <https://arxiv.org/abs/2205.05198>).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,28 +7,44 @@ use ferrotitan_ext::BoxError;
 use ferrotitan_ext::autograd::{self, Context, Function};
 use tch::Tensor;
 
+use crate::kept::{self, Kept};
 use crate::{Batch, Error, Layer, Parameter, Result, Seam};
 
-/// Keeps a layer's input alone, and computes the rest again in the backward pass.
+/// Keeps a layer's input, and computes the rest again in the backward pass: all of it, or what is cheap.
+///
+/// The numbers are the same to the bit. Of two that stand inside each other, the outer one by operation decides.
 #[derive(Debug)]
 pub struct ActivationCheckpoint {
     // Shared with the backward node, which outlives the forward call.
     inner: Arc<Mutex<Box<dyn Layer>>>,
+    by_operation: bool,
 }
 
 impl ActivationCheckpoint {
-    /// Wraps a layer.
+    /// Keeps the input alone.
     #[must_use]
     pub fn new(inner: Box<dyn Layer>) -> Self {
-        Self { inner: Arc::new(Mutex::new(inner)) }
+        Self { inner: Arc::new(Mutex::new(inner)), by_operation: false }
+    }
+
+    /// Keeps the input and the outputs of operations that cost much: as TorchTitan, of every second matrix product, of
+    /// attention, and of products that are summed over ranks. The others are computed again.
+    ///
+    /// An operation takes part by [`kept`](crate::kept): every product behind the [`Gemm`](crate::Gemm) seam does, and
+    /// [`Sdpa`](crate::Sdpa) where libtorch's flash kernel for the CPU applies. One that does not is computed again.
+    #[must_use]
+    pub fn by_operation(inner: Box<dyn Layer>) -> Self {
+        Self { by_operation: true, ..Self::new(inner) }
     }
 }
 
 impl Layer for ActivationCheckpoint {
     fn forward(&mut self, x: &Tensor, batch: &Batch) -> Result<Tensor> {
-        let again = Recompute { inner: Arc::clone(&self.inner), batch: batch.shallow_clone() };
-        if !autograd::is_grad_enabled() || !x.requires_grad() {
-            // Nothing to recompute for, or (the first layer) no input gradient that would call for it.
+        let kept = self.by_operation.then(Kept::default);
+        let again = Recompute { inner: Arc::clone(&self.inner), batch: batch.shallow_clone(), kept };
+        if !autograd::is_grad_enabled() || !x.requires_grad() || kept::is_running() {
+            // Nothing to recompute for, or (the first layer) no input gradient that would call for it, or someone
+            // around this does it.
             return again.run(x);
         }
         let mut outputs = autograd::apply(again, &[x])?;
@@ -50,6 +67,7 @@ impl Layer for ActivationCheckpoint {
 struct Recompute {
     inner: Arc<Mutex<Box<dyn Layer>>>,
     batch: Batch,
+    kept: Option<Kept>,
 }
 
 impl Recompute {
@@ -61,7 +79,13 @@ impl Recompute {
 impl Function for Recompute {
     fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
         context.save(inputs);
-        Ok(vec![self.run(&inputs[0])?])
+        let mut kept = self.kept.take();
+        let output = match &mut kept {
+            Some(kept) => kept.record(|| self.run(&inputs[0]))?,
+            None => self.run(&inputs[0])?,
+        };
+        self.kept = kept;
+        Ok(vec![output])
     }
 
     fn backward(
@@ -71,7 +95,12 @@ impl Function for Recompute {
     ) -> Result<Vec<Option<Tensor>>, BoxError> {
         let Some(upstream @ Some(_)) = upstream.into_iter().next() else { return Ok(vec![None]) };
         let x = context.saved()?.remove(0).detach().set_requires_grad(true);
-        let output = tch::with_grad(|| self.run(&x))?;
+        let mut kept = self.kept.take();
+        let output = tch::with_grad(|| match &mut kept {
+            Some(kept) => kept.replay(|| self.run(&x)),
+            None => self.run(&x),
+        })?;
+        self.kept = kept;
         // A backward, not a gradient of chosen inputs: the parameters' gradients accumulate, and their hooks run, as in
         // a layer that is not checkpointed.
         autograd::backward(&[output], &[upstream], false)?;

@@ -2,9 +2,13 @@
 
 use std::fmt::Debug;
 
-use tch::Tensor;
+use ferrotitan_ext::BoxError;
+use ferrotitan_ext::autograd::{self, Context, Function};
+use tch::{Device, Tensor};
 
 use crate::error::Context as _;
+use crate::feed_forward::exactly;
+use crate::kept::{self, Operation, kept};
 use crate::{Batch, Error, Result};
 
 /// Causal attention between the projections.
@@ -39,6 +43,9 @@ impl Attention for Sdpa {
 }
 
 fn causal(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    if kept::is_running() && Flash::applies(&[q, k, v]) {
+        return exactly(autograd::apply(Flash, &[q, k, v])?).map(|[out]| out);
+    }
     let grouped = q.size()[1] != k.size()[1];
     Tensor::f_scaled_dot_product_attention(q, k, v, None::<&Tensor>, 0.0, true, None, grouped).context("attention")
 }
@@ -63,4 +70,47 @@ fn by_document(q: &Tensor, k: &Tensor, v: &Tensor, lengths: &[Vec<i64>]) -> Resu
         Tensor::f_cat(&documents.collect::<Result<Vec<_>>>()?, 2).context("attention")
     });
     Tensor::f_cat(&sequences.collect::<Result<Vec<_>>>()?, 0).context("attention")
+}
+
+/// The flash kernel that libtorch's attention takes on a CPU, as a function whose outputs can be kept: its backward
+/// needs the log-sum-exp of the scores, which libtorch's own function does not give out.
+struct Flash;
+
+impl Flash {
+    /// Whether libtorch's attention takes that kernel.
+    fn applies(inputs: &[&Tensor]) -> bool {
+        let features = |x: &Tensor| x.size().last().copied();
+        inputs.iter().all(|x| {
+            let dense = x.numel() > 0 && x.stride().last() == Some(&1);
+            x.device() == Device::Cpu && dense && features(x) == features(inputs[0])
+        })
+    }
+}
+
+impl Function for Flash {
+    fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
+        let [q, k, v] = inputs else { return Err("attention takes three tensors".into()) };
+        let mut outputs = kept(Operation::Attention, || {
+            let forward = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu;
+            let (out, lse) = forward(q, k, v, 0.0, true, None::<&Tensor>, None)?;
+            Ok::<_, BoxError>(vec![out, lse])
+        })?;
+        context.save(inputs);
+        context.save(&outputs);
+        outputs.truncate(1);
+        Ok(outputs)
+    }
+
+    fn backward(
+        &mut self,
+        context: &mut Context,
+        upstream: Vec<Option<Tensor>>,
+    ) -> Result<Vec<Option<Tensor>>, BoxError> {
+        let Some(Some(grad)) = upstream.into_iter().next() else { return Ok(vec![None, None, None]) };
+        let saved = context.saved()?;
+        let [q, k, v, out, lse] = saved.as_slice() else { return Err("attention saved five tensors".into()) };
+        let backward = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward;
+        let (dq, dk, dv) = backward(&grad, q, k, v, out, lse, 0.0, true, None::<&Tensor>, None)?;
+        Ok(vec![Some(dq), Some(dk), Some(dv)])
+    }
 }

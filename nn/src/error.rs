@@ -42,6 +42,17 @@ pub enum Error {
     /// A model's configuration contradicts itself.
     #[error("{0}")]
     Config(String),
+    /// A layer that is checkpointed by operation ran otherwise in the backward pass than in the forward pass.
+    #[error(
+        "a checkpointed layer had {first} in the forward pass where it has {second} in the backward pass; what a layer runs \
+         may depend on its input and its batch alone"
+    )]
+    Recomputation {
+        /// What the forward pass ran.
+        first: String,
+        /// What the backward pass runs there.
+        second: String,
+    },
     /// A seam's replacement, or a wrapped layer, failed.
     #[error("{context}: {source}")]
     Other {

@@ -40,7 +40,8 @@ impl FeedForward {
         projections.map(|projection| projection.weight.clone()).collect()
     }
 
-    pub(crate) fn seams(&mut self) -> Vec<(String, Seam<'_>)> {
+    /// Both `Linear`s, for the layer that this is part of.
+    pub fn seams(&mut self) -> Vec<(String, Seam<'_>)> {
         vec![
             (format!("{}.w13", self.name), Seam::Linear(&mut self.gate_and_up)),
             (format!("{}.w2", self.name), Seam::Linear(&mut self.down)),

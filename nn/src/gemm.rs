@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use ferrotitan_ext::BoxError;
 use ferrotitan_ext::autograd::{self, Context, Function};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::Context as _;
+use crate::feed_forward::exactly;
+use crate::kept::{self, Operation, kept};
 use crate::{Error, Result};
 
 /// The three products of one projection `y = x wᵀ`, with `x` `[…, in]`, `w` `[out, in]` and `y` `[…, out]`.
@@ -38,6 +40,54 @@ pub trait Gemm: Debug + Send + Sync {
     /// Whether the three are libtorch's own, so that its fused, differentiable product can stand in for them.
     fn is_native(&self) -> bool {
         false
+    }
+
+    /// An activation as it travels between the ranks that share the projection, of which `part` is this rank's part: cast
+    /// as the products would cast the whole, so that both ways give the same. They do it together. `None`, as ever
+    /// unless somebody says otherwise: it travels as it is.
+    ///
+    /// # Errors
+    /// When it cannot be cast, or the ranks cannot agree on a scale.
+    fn pack(&self, _activation: Activation, _part: &Tensor) -> Result<Option<Packed>> {
+        Ok(None)
+    }
+
+    /// The products that take, in the place of an activation, its codes (or the numbers that they stand for), packed by
+    /// this or by another projection of the same input. `None` where this one needs it as it was.
+    ///
+    /// Whoever wraps products of another `Gemm` hands both calls on, and wraps what this gives.
+    fn of_packed(&self, _activation: Activation, _packed: &Packed) -> Option<Arc<dyn Gemm>> {
+        None
+    }
+}
+
+/// An operand that may travel between ranks before it is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x`.
+    Input,
+    /// `dy`.
+    Gradient,
+}
+
+/// A rank's part of an activation, in fewer bits.
+#[derive(Debug)]
+pub struct Packed {
+    /// The part as it travels, in its own shape.
+    pub codes: Tensor,
+    /// What the activation was multiplied by: fp32, a scalar, the same on all ranks.
+    pub scale: Tensor,
+}
+
+impl Packed {
+    /// The numbers that the codes stand for.
+    ///
+    /// # Errors
+    /// When libtorch fails.
+    pub fn read(&self, kind: Kind) -> Result<Tensor> {
+        let codes = self.codes.f_to_kind(Kind::Float);
+        let numbers = codes.and_then(|codes| codes.f_mul(&self.scale.f_reciprocal()?)?.f_to_kind(kind));
+        numbers.context("an activation in codes")
     }
 }
 
@@ -74,7 +124,11 @@ impl Gemm for Native {
 /// # Errors
 /// When the product cannot be computed.
 pub fn project(gemm: &Arc<dyn Gemm>, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    if gemm.is_native() { gemm.output(x, weight) } else { differentiable(Arc::clone(gemm), x, weight) }
+    // libtorch's function would not let its output be kept.
+    match gemm.is_native() && !kept::is_running() {
+        true => gemm.output(x, weight),
+        false => differentiable(Arc::clone(gemm), x, weight),
+    }
 }
 
 /// One differentiable function of the three products of `gemm`.
@@ -86,12 +140,20 @@ pub fn differentiable(gemm: Arc<dyn Gemm>, x: &Tensor, weight: &Tensor) -> Resul
     outputs.pop().ok_or_else(|| Error::Config("a projection gave no output".into()))
 }
 
+/// `x wᵀ` in the forward of an autograd function, where [`kept`] may have it already.
+///
+/// # Errors
+/// When the product cannot be computed.
+pub fn kept_output(gemm: &dyn Gemm, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    exactly(kept(Operation::Product, || Ok::<_, Error>(vec![gemm.output(x, weight)?]))?).map(|[output]| output)
+}
+
 struct Products(Arc<dyn Gemm>);
 
 impl Function for Products {
     fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
         context.save(inputs);
-        Ok(vec![self.0.output(&inputs[0], &inputs[1])?])
+        Ok(vec![kept_output(&*self.0, &inputs[0], &inputs[1])?])
     }
 
     fn backward(

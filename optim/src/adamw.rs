@@ -104,13 +104,13 @@ impl AdamW {
         for Group { options, members } in &self.groups {
             let mut lists: [Vec<Tensor>; 5] = Default::default();
             for member in members {
-                // An empty shard has nothing to update, and the fused kernel does not take it.
                 let Some(gradient) = member.parameter.gradient()? else { continue };
+                // The kernel reads which update this is, and does not count. It is the same number on every rank.
+                let _ = member.step.shallow_clone().f_add_scalar_(1).map_err(failed)?;
+                // An empty shard has nothing to update, and the fused kernel does not take it.
                 if gradient.numel() == 0 {
                     continue;
                 }
-                // The kernel reads which update this is, and does not count.
-                let _ = member.step.shallow_clone().f_add_scalar_(1).map_err(failed)?;
                 let parts = [&gradient, &member.exp_avg, &member.exp_avg_sq, &member.step];
                 lists[0].push(member.parameter.local()?.detach());
                 lists[1..].iter_mut().zip(parts).for_each(|(list, part)| list.push(part.shallow_clone()));

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrotitan_ext::autograd;
-use ferrotitan_nn::{Gemm, Model, Seam};
+use ferrotitan_nn::{Activation, Gemm, Model, Packed, Seam};
 use tch::Tensor;
 
 use crate::Result;
@@ -140,5 +140,14 @@ impl Gemm for Deferring {
             weight: weight.shallow_clone(),
         });
         Ok(None)
+    }
+
+    fn pack(&self, activation: Activation, part: &Tensor) -> ferrotitan_nn::Result<Option<Packed>> {
+        self.inner.pack(activation, part)
+    }
+
+    fn of_packed(&self, activation: Activation, packed: &Packed) -> Option<Arc<dyn Gemm>> {
+        let inner = self.inner.of_packed(activation, packed)?;
+        Some(Arc::new(Self { inner, deferral: self.deferral.clone() }))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferrotitan_ext::BoxError;
 use ferrotitan_ext::autograd::{self, Context, Function};
-use ferrotitan_nn::{Gemm, Linear, Projection, Result};
+use ferrotitan_nn::{Activation, Gemm, Linear, Projection, Result, kept_output};
 use tch::Tensor;
 
 use crate::crossing::{Crossing, Residual};
@@ -13,7 +13,8 @@ use crate::error::{Context as _, carried};
 /// Every rank computes its own outputs of whole sequences: `Y_i = X W_iᵀ`.
 ///
 /// The input is gathered once for all projections. With sequence parallelism the gathered input is not kept: backward
-/// keeps this rank's share and gathers it again, while the input gradient is computed (as Megatron-LM does).
+/// keeps this rank's share and gathers it again, while the input gradient is computed (as Megatron-LM does). A share that
+/// travels in fewer bits is kept in those.
 #[derive(Debug)]
 pub(crate) struct ColumnParallel {
     projections: Vec<Projection>,
@@ -52,11 +53,13 @@ struct Column {
 
 impl Function for Column {
     fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
-        context.save(inputs);
         let (x, weights) = (&inputs[0], &inputs[1..]);
+        let x = self.crossing.pack(Activation::Input, x, &mut self.gemms)?;
+        context.save(&[x.shallow_clone()]);
+        context.save(weights);
         let products =
-            |x: &Tensor| self.gemms.iter().zip(weights).map(|(gemm, weight)| gemm.output(x, weight)).collect();
-        Ok(self.crossing.enter_then(x, products)?)
+            |x: &Tensor| self.gemms.iter().zip(weights).map(|(gemm, weight)| kept_output(&**gemm, x, weight)).collect();
+        Ok(self.crossing.enter_then(&x, products)?)
     }
 
     fn backward(

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrotitan_comm::{Group, Pending, ReduceOp};
-use ferrotitan_nn::Result;
+use ferrotitan_nn::{Activation, Gemm, Projection, Result};
 use tch::Tensor;
 
 use crate::error::carried;
+use crate::packing::{enter_packed, pack, packed};
 use crate::pieces::Pieces;
 use crate::shares::share_lengths;
 
@@ -58,6 +59,30 @@ pub(crate) struct Crossing {
 }
 
 impl Crossing {
+    /// The residual stream in the form in which it enters these products, which take it so from here on. A whole stream
+    /// does not travel, and stays as it is.
+    pub(crate) fn pack(&self, activation: Activation, x: &Tensor, gemms: &mut [Arc<dyn Gemm>]) -> Result<Tensor> {
+        match self.shares {
+            Some(_) => pack(activation, x, gemms),
+            None => Ok(x.shallow_clone()),
+        }
+    }
+
+    /// [`Crossing::enter_autograd`] for these projections, and the projections that take what entered.
+    pub(crate) fn enter_for(&self, x: &Tensor, projections: &[Projection]) -> Result<(Tensor, Vec<Projection>)> {
+        let mut gemms: Vec<_> = projections.iter().map(|projection| Arc::clone(&projection.gemm)).collect();
+        let packed = match self.shares {
+            Some(_) => tch::no_grad(|| packed(Activation::Input, x, &mut gemms))?,
+            None => None,
+        };
+        let entered = match packed {
+            Some(packed) => enter_packed(self.clone(), packed, x)?,
+            None => self.enter_autograd(x)?,
+        };
+        let taking = |(projection, gemm): (&Projection, _)| Projection { weight: projection.weight.clone(), gemm };
+        Ok((entered, projections.iter().zip(gemms).map(taking).collect()))
+    }
+
     /// From the residual stream to whole sequences: an all-gather, or nothing.
     pub(crate) fn enter_start(&self, x: &Tensor) -> Result<Pending<Tensor>> {
         match &self.shares {

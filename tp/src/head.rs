@@ -25,7 +25,8 @@ impl VocabularyHead {
 
 impl Linear for VocabularyHead {
     fn forward(&self, x: &Tensor) -> Result<Vec<Tensor>> {
-        self.logits.forward(&self.residual.crossing().enter_autograd(x)?)
+        let (x, projections) = self.residual.crossing().enter_for(x, &self.logits.projections)?;
+        WholeLogits { projections, group: self.logits.group.clone() }.forward(&x)
     }
 
     fn projections(&self) -> &[Projection] {
@@ -80,8 +81,8 @@ impl GatheredLoss {
 
 impl Loss for GatheredLoss {
     fn forward(&mut self, hidden: &Tensor, head: &dyn Linear, labels: &Tensor) -> Result<Tensor> {
-        let hidden = self.residual.crossing().enter_autograd(hidden)?;
-        let (projections, group) = (head.projections().to_vec(), self.residual.group().clone());
+        let (hidden, projections) = self.residual.crossing().enter_for(hidden, head.projections())?;
+        let group = self.residual.group().clone();
         self.inner.forward(&hidden, &WholeLogits { projections, group }, labels)
     }
 }

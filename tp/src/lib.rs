@@ -7,6 +7,7 @@ mod error;
 mod head;
 mod heads;
 mod loss;
+mod packing;
 mod pieces;
 mod plan;
 mod reader;

@@ -122,10 +122,11 @@ impl VocabularyCrossEntropy {
 
 impl Loss for VocabularyCrossEntropy {
     fn forward(&mut self, hidden: &Tensor, head: &dyn Linear, labels: &Tensor) -> Result<Tensor> {
-        let [projection] = head.projections() else {
+        let (hidden, projections) = self.residual.crossing().enter_for(hidden, head.projections())?;
+        let [projection] = projections.as_slice() else {
             return Err(Error::Shape {
                 module: "vocabulary cross-entropy",
-                got: format!("{} projections", head.projections().len()),
+                got: format!("{} projections", projections.len()),
                 expected: "1".into(),
             });
         };
@@ -133,7 +134,6 @@ impl Loss for VocabularyCrossEntropy {
         let group = self.residual.group();
         // By the largest share, so that all ranks cut the same chunks.
         let chunk = self.logits / vocabulary.div_ceil(group.size()).max(1);
-        let hidden = self.residual.crossing().enter_autograd(hidden)?;
         loss_by_chunk(&hidden, head, labels, chunk, |hidden, labels| {
             let logits = projection.forward(hidden)?;
             let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };

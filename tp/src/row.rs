@@ -1,13 +1,15 @@
 //! Projections split by their inputs.
 
+use std::slice;
 use std::sync::Arc;
 
 use ferrotitan_ext::BoxError;
 use ferrotitan_ext::autograd::{self, Context, Function};
-use ferrotitan_nn::{Gemm, Linear, Projection, Result};
+use ferrotitan_nn::{Activation, Gemm, Linear, Operation, Projection, Result, kept};
 use tch::Tensor;
 
 use crate::crossing::{Crossing, Residual};
+use crate::packing::pack;
 
 /// Every rank multiplies its own input features, `X_i W_iᵀ`, and the results are summed.
 #[derive(Debug)]
@@ -50,8 +52,12 @@ struct Row {
 
 impl Function for Row {
     fn forward(&mut self, context: &mut Context, inputs: &[Tensor]) -> Result<Vec<Tensor>, BoxError> {
-        context.save(inputs);
-        Ok(vec![self.crossing.then_leave(&inputs[0], |x| self.gemm.output(x, &inputs[1]))?])
+        // The features do not travel, but they may come in pieces, and are read again in the backward pass.
+        let x = pack(Activation::Input, &inputs[0], slice::from_mut(&mut self.gemm))?;
+        context.save(&[x.shallow_clone(), inputs[1].shallow_clone()]);
+        Ok(kept(Operation::SummedProduct, || {
+            Ok::<_, BoxError>(vec![self.crossing.then_leave(&x, |x| self.gemm.output(x, &inputs[1]))?])
+        })?)
     }
 
     fn backward(
@@ -63,18 +69,20 @@ impl Function for Row {
         let saved = context.saved()?;
         let (x, weight) = (&saved[0], &saved[1]);
         let needs_input = context.needs_input_grad(0);
+        let mut gemm = Arc::clone(&self.gemm);
+        let dy = self.crossing.pack(Activation::Gradient, &dy, slice::from_mut(&mut gemm))?;
         // The gathered gradient comes along as the last of the products: the weight gradient needs it whole.
         let mut products = self.crossing.enter_then(&dy, |dy| {
             let mut products = Vec::new();
             if needs_input {
-                products.push(self.gemm.input_gradient(dy, weight)?);
+                products.push(gemm.input_gradient(dy, weight)?);
             }
             products.push(dy.shallow_clone());
             Ok(products)
         })?;
         let whole = products.pop();
         let dw = match whole {
-            Some(dy) if context.needs_input_grad(1) => self.gemm.weight_gradient(&dy, x, weight)?,
+            Some(dy) if context.needs_input_grad(1) => gemm.weight_gradient(&dy, x, weight)?,
             _ => None,
         };
         Ok(vec![products.pop(), dw])

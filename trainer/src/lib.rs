@@ -1,5 +1,8 @@
 #![doc = include_str!("../README.md")]
 
+mod ablate;
+#[cfg(feature = "checkpoint")]
+mod checkpoint_address;
 pub mod cli;
 pub mod config;
 pub mod doctor;

@@ -4,7 +4,7 @@
 use ferrotitan_trainer::config::check::{Surroundings, World};
 use ferrotitan_trainer::config::sections::DecayType;
 use ferrotitan_trainer::config::{Loaded, Problem, Reporter, split};
-use ferrotitan_trainer::plan::{Backend, Corpus, Dtype, Plan, Tokenizer};
+use ferrotitan_trainer::plan::{Backend, Corpus, Dtype, Plan, Recompute, ScaleSharing, Tokenizer};
 
 /// The keys of the debug model's file in TorchTitan 0.2.
 const TORCHTITAN: &str = include_str!("data/torchtitan_debug_model.toml");
@@ -59,7 +59,7 @@ fn a_file_of_torchtitan_means_what_it_means_there() {
     assert_eq!((plan.precision.parameters, plan.precision.compute), (Dtype::Float32, Dtype::BFloat16));
     assert_eq!(plan.data.tokenizer, Tokenizer::File("./tests/assets/tokenizer".into()));
     assert_eq!(plan.data.corpus, Corpus::JsonLines { path: "c4_test".into(), field: "text".into() });
-    assert_eq!(plan.recompute_every, Some(2));
+    assert_eq!(plan.recompute, Recompute::Blocks { every: 2 });
     assert_eq!((plan.degrees.world_size(), plan.comm.backend), (1, Backend::Threads));
     assert_eq!(plan.validation, None);
 }
@@ -93,6 +93,26 @@ fn older_files_of_torchtitan_read_too() {
     assert_eq!((plan.schedule.floor, plan.data.local_batch, plan.seed), (0.1, 4, 7));
     let both = only("[training]\nseed = 1\n[debug]\nseed = 2\n", "", None);
     contains(&both, &["`training.seed` is the older name of `debug.seed`", "[run.toml:2:1]", "seed = 1"]);
+}
+
+#[test]
+fn converters_are_checked_before_the_run() {
+    let mx = plan("[model]\nconverters = [\"quantize.linear.mx\"]\n", "").float8.unwrap();
+    assert_eq!((mx.sharing, mx.filter_fqns), (ScaleSharing::Block, vec!["output".to_owned()]));
+    let text = only("[model]\nconverters = [\"float8\", \"mx\"]\n", "", None);
+    contains(&text, &["at once", "[run.toml:2:1]", "keep one"]);
+    let text = only("[quantize.linear.mx]\nrecipe_name = \"mxfp8_cublass\"\n", "", None);
+    contains(&text, &["`mxfp8_cublass` is not `mxfp8_cublas` or `mxfp8_emulated`"]);
+    let text = only("", "--model.converters quantize.linear.flaot8", None);
+    contains(&text, &["there is no converter `quantize.linear.flaot8`", "the nearest is `quantize.linear.float8`"]);
+    contains(&only("", "--model.converters quantize.grouped_mm.float8", None), &["experts of a mixture"]);
+    let flags = "--model.converters float8 --quantize.linear.float8.recipe_name rowwise \
+                 --quantize.linear.float8.enable_fsdp_float8_all_gather";
+    contains(&only("", flags, None), &["needs the recipe \"tensorwise\", not \"rowwise\""]);
+    contains(&only("", "--float8.amax_history 0", None), &["quantize.linear.float8.amax_history"]);
+    let notes =
+        load("", "--quantize.linear.mx.mxfp8_dim1_cast_kernel_choice cuda --float8.force_recompute_fp8_weight_in_bwd");
+    assert_eq!(notes.notes().len(), 2);
 }
 
 #[test]
@@ -180,6 +200,7 @@ fn all_mistakes_come_at_once() {
         expert_parallel_degree = 2
         [checkpoint]
         enable = true
+        interval = 0
         [surprise]
         key = 1
     "#;
@@ -194,7 +215,7 @@ fn all_mistakes_come_at_once() {
         "lr_scheduler.decay_ratio",
         "metrics.log_freq",
         "parallelism.expert_parallel_degree",
-        "checkpoint.enable",
+        "checkpoint.interval",
         "model.flavor",
         "training.mixed_precision_param",
         "training.mixed_precision_reduce",

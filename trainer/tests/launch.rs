@@ -1,7 +1,9 @@
 //! Ranks that die, and launchers that are told to end.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use ferrotitan_trainer::launch::{Death, LaunchError, Machines, Outcome, Prefix, Sink, Spec, follow_parent, launch};
+use ferrotitan_trainer::launch::{
+    Death, Ended, LaunchError, Machines, Outcome, Prefix, RankEnd, Sink, Spec, follow_parent, launch,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -47,7 +49,7 @@ fn spec(ranks: usize, script: &str) -> (Spec, Shared, Shared) {
 
 fn timed(spec: &Spec) -> (Outcome, Duration) {
     let start = Instant::now();
-    (launch(spec).unwrap(), start.elapsed())
+    (launch(spec).unwrap().outcome, start.elapsed())
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn each_rank_knows_its_place_and_its_lines_are_prefixed() {
     let script =
         "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR; echo $MASTER_PORT $OMP_NUM_THREADS >&2";
     let (spec, out, err) = spec(3, script);
-    assert_eq!(launch(&spec).unwrap(), Outcome::Success);
+    assert_eq!(launch(&spec).unwrap().outcome, Outcome::Success);
     let text = out.text();
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
@@ -74,7 +76,7 @@ fn the_second_machine_counts_on() {
     spec.machines = Machines { count: 2, index: 1, master_addr: "node0".into(), master_port: None };
     assert!(matches!(launch(&spec), Err(LaunchError::NoPort)));
     spec.machines.master_port = Some(29500);
-    assert_eq!(launch(&spec).unwrap(), Outcome::Success);
+    assert_eq!(launch(&spec).unwrap().outcome, Outcome::Success);
     let text = out.text();
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
@@ -92,7 +94,11 @@ fn one_exit_ends_the_others() {
 #[test]
 fn one_kill_ends_the_others_and_is_named() {
     let (spec, ..) = spec(3, "if [ $RANK = 2 ]; then kill -KILL $$; fi; exec sleep 60");
-    let (outcome, took) = timed(&spec);
+    let start = Instant::now();
+    let Ended { outcome, ranks } = launch(&spec).unwrap();
+    let took = start.elapsed();
+    let told = |rank| RankEnd { rank, death: Some(Death::Signal(15)), told: true };
+    assert_eq!(ranks, [told(0), told(1), RankEnd { rank: 2, death: Some(Death::Signal(9)), told: false }]);
     let Outcome::Died { rank, death } = outcome else { panic!("{outcome:?}") };
     assert_eq!(format!("rank {rank} {death}"), "rank 2 was killed by SIGKILL");
     assert!(took < Duration::from_secs(10), "{took:?}");
@@ -118,7 +124,7 @@ fn who_does_not_end_is_killed_with_all_that_it_started() {
 #[test]
 fn a_rank_that_ends_early_and_well_is_no_reason_to_end_the_others() {
     let (spec, out, _) = spec(2, "if [ $RANK = 0 ]; then exit 0; fi; sleep 0.5; echo late");
-    assert_eq!(launch(&spec).unwrap(), Outcome::Success);
+    assert_eq!(launch(&spec).unwrap().outcome, Outcome::Success);
     assert_eq!(out.text(), "[rank 1] late\n");
 }
 
@@ -133,7 +139,7 @@ fn a_program_that_is_not_there() {
 #[test]
 fn all_of_a_long_output_comes_through() {
     let (spec, out, _) = spec(2, "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done");
-    assert_eq!(launch(&spec).unwrap(), Outcome::Success);
+    assert_eq!(launch(&spec).unwrap().outcome, Outcome::Success);
     assert_eq!(out.text().lines().count(), 4000);
     assert!(out.text().lines().all(|line| line.starts_with("[rank ") && line.contains("] line ")));
 }
@@ -154,7 +160,7 @@ fn launcher() {
         stdout: Sink::new(std::io::stdout()),
         stderr: Sink::new(std::io::stderr()),
     };
-    let code = match launch(&spec).unwrap() {
+    let code = match launch(&spec).unwrap().outcome {
         Outcome::Interrupted(signal) => 128 + signal,
         _ => 0,
     };

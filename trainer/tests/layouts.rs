@@ -77,6 +77,9 @@ fn packed_documents_and_recomputation() {
     assert_same("2 ranks", &packed(2).steps(), &reference, 1e-10);
     let recomputed = packed(2).set("activation_checkpoint.mode", "full").steps();
     assert_same("2 ranks, activations recomputed", &recomputed, &reference, 1e-10);
+    let selective = packed(2).set("activation_checkpoint.mode", "selective");
+    let recomputed = selective.set("activation_checkpoint.selective_ac_option", "op").steps();
+    assert_same("2 ranks, activations recomputed by operation", &recomputed, &reference, 1e-10);
     // On a CPU there is nowhere else to be.
     let offloaded = packed(2).set("training.enable_cpu_offload", "true").steps();
     assert_same("2 ranks, parameters in CPU memory", &offloaded, &reference, 1e-10);
@@ -221,6 +224,52 @@ fn float8_trains_alike_on_one_rank_and_on_many() {
             assert!((ours.loss / reference.loss - 1.0).abs() < 0.02, "{mesh:?}: {ours:?} {reference:?}");
         }
     }
+}
+
+/// Blocks of 32 lie along what a product sums over. Where no rank's part of it cuts a block, every layout has the same
+/// blocks: here widths of 64 on two ranks, and sequences of 32 tokens, which data parallelism deals out whole.
+#[test]
+fn microscaling_has_the_same_blocks_on_every_mesh() {
+    let mx = |mesh: &[(&str, usize)]| {
+        let data_parallel: usize = mesh.iter().filter(|(name, _)| name.starts_with("data")).map(|(_, n)| n).product();
+        let mut run = run("float32", 1, 1)
+            .set("training.local_batch_size", 8 / data_parallel)
+            .set("model.dim", 64)
+            .set("model.n_kv_heads", 4)
+            .set("model.ffn_dim", 128)
+            .set("model.converters", "quantize.linear.mx")
+            .set("quantize.linear.mx.recipe_name", "mxfp8_cublas");
+        for (dimension, degree) in mesh {
+            run = run.set(&format!("parallelism.{dimension}_degree"), degree);
+        }
+        run
+    };
+    let reference = mx(&[]).steps();
+    assert_same("emulated", &mx(&[]).set("quantize.linear.mx.recipe_name", "mxfp8_emulated").steps(), &reference, 0.0);
+    let without = mx(&[]).set("model.converters", "").steps();
+    assert_ne!(reference[9].loss, without[9].loss, "eight bits show");
+    for mesh in [&[(SHARD, 2)][..], &[(TENSOR, 2)], &[(SHARD, 2), (TENSOR, 2)]] {
+        assert_same(&format!("{mesh:?}"), &mx(mesh).steps(), &reference, 1e-4);
+    }
+    let cut = mx(&[(TENSOR, 2)]).set("model.n_kv_heads", 2).error();
+    assert!(cut.contains("layers.0.attention.wk.weight") && cut.contains("cuts blocks of 32"), "{cut}");
+}
+
+#[test]
+fn delayed_scales_are_those_of_every_rank() {
+    let delayed = |tensor: usize| {
+        run("float32", 1, 1)
+            .set("training.local_batch_size", 8)
+            .set("model.converters", "quantize.linear.float8")
+            .set("quantize.linear.float8.scaling", "delayed")
+            .set("quantize.linear.float8.amax_history", 4)
+            .set("parallelism.tensor_parallel_degree", tensor)
+            .steps()
+    };
+    let reference = delayed(1);
+    let dynamic = run("float32", 1, 1).set("model.converters", "float8").set("training.local_batch_size", 8).steps();
+    assert_ne!(reference[9].loss, dynamic[9].loss, "the history shows");
+    assert_same("2 ranks", &delayed(2), &reference, 1e-4);
 }
 
 #[test]

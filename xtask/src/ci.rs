@@ -2,7 +2,7 @@
 //! fault; all share one dev profile, since each profile compiles libtorch's bindings anew.
 
 use crate::environment::{Outcome, Workspace, execute, say};
-use crate::{libtorch, test, tidy, train};
+use crate::{alone, libtorch, test, tidy, train};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub fn run(workspace: &Workspace) -> Outcome {
         phase("documentation", &mut || {
             execute(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
         });
-        phase("each crate alone", &mut || each_alone(workspace, &cargo));
+        phase("each crate alone", &mut || alone::check_features(workspace, &cargo));
+        phase("examples of the READMEs", &mut || alone::run_readmes(workspace, &torch));
         phase("without libtorch", &mut || {
             // As docs.rs builds it.
             let check = ["check", "--workspace", "--features", "ferrotitan-trainer/doc-only"];
@@ -50,35 +51,15 @@ pub fn run(workspace: &Workspace) -> Outcome {
             execute(&mut cargo(&["package", "--workspace", "--exclude", "xtask", "--no-verify", "--allow-dirty"]))
         });
         phase("a short training run", &mut || short_run(workspace));
+        phase("every subset of six features", &mut || every_subset(workspace));
+        phase("a broken reduction is noticed", &mut || {
+            let broken = ["--features", "broken-reduction", "--test", "ablate_broken"];
+            execute(cargo(&["test", "--package", "ferrotitan-trainer"]).args(broken))
+        });
         phase("slow tests", &mut || test::slow(workspace));
         phase("tests", &mut || test::run(workspace, &[]));
     }
     summarize(&reports)
-}
-
-/// A crate that builds only beside the others leans on features that they ask for.
-fn each_alone(workspace: &Workspace, cargo: &dyn Fn(&[&str]) -> Command) -> Outcome {
-    let mut failed = Vec::new();
-    for member in workspace.members()? {
-        let manifest = workspace.read(format!("{member}/Cargo.toml"))?;
-        let name = if member == "xtask" { member } else { format!("ferrotitan-{member}") };
-        let features = manifest.split_once("\n[features]\n").map_or("", |(_, rest)| rest);
-        let features = features.split("\n[").next().unwrap_or_default();
-        let mut variants: Vec<&[&str]> = vec![&[]];
-        if features.lines().any(|line| line.starts_with("default = ")) {
-            variants.push(&["--no-default-features"]);
-        }
-        // `doc-only` has a phase of its own.
-        if !features.is_empty() && !features.contains("doc-only = ") {
-            variants.push(&["--all-features"]);
-        }
-        for variant in variants {
-            if let Err(message) = execute(cargo(&["check", "--quiet", "--package", &name]).args(variant)) {
-                failed.push(message);
-            }
-        }
-    }
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
 /// The released binary trains, and finds libtorch by itself.
@@ -94,6 +75,16 @@ fn short_run(workspace: &Workspace) -> Outcome {
         return Ok(());
     }
     Err(format!("{} lacks the loss of 3 steps:\n{steps}", metrics.display()))
+}
+
+/// 64 meshes and ways of working, of which each trains as one rank does.
+fn every_subset(workspace: &Workspace) -> Outcome {
+    let program = train::build(workspace)?;
+    let folder = workspace.target.join("ci-ablate");
+    let _ = std::fs::remove_dir_all(&folder);
+    execute(
+        Command::new(program).args(["ablate", "ablations/ci.toml", "--out"]).arg(&folder).current_dir(&workspace.root),
+    )
 }
 
 fn summarize(reports: &[(String, Duration, Outcome)]) -> Outcome {

@@ -42,6 +42,11 @@ impl Libtorch {
         }
         vars
     }
+
+    /// Where its shared libraries are.
+    pub fn libraries(&self) -> PathBuf {
+        self.folder.join("lib")
+    }
 }
 
 /// Finds libtorch, and fetches it where there is none. Costs a few file look-ups once it is there.
@@ -198,6 +203,8 @@ fn install(venv: &Path, torch: &str, lock: &File) -> Outcome {
     let mut pip = pip_for(&python, venv, held()?)?;
     // A cache of wheels would double the disk space, and old versions of pip hold the whole file in memory to fill it.
     pip.args(["install", "--no-cache-dir", "--no-compile", "--no-user", "--disable-pip-version-check", torch, "numpy"]);
+    // What tests compare with: those of checkpoints are skipped without it.
+    pip.arg("transformers==5.24.0");
     // Headers of CUDA that torch does not ask for, and that NCCL's side of `ext` is compiled with.
     if cfg!(target_os = "linux") && torch.starts_with("torch==2.13.") {
         pip.args(["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"]);

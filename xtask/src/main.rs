@@ -5,8 +5,10 @@
 //! | `libtorch.rs` | which libtorch is used, and fetching it |
 //! | `environment.rs` | what the commands know of this machine and workspace |
 //! | `train.rs`, `test.rs`, `ci.rs` | the command of that name |
+//! | `alone.rs` | each crate with each of its features, and as somebody's one dependency |
 //! | `tidy.rs`, `layers.rs` | the rules of the house that no compiler checks |
 
+mod alone;
 mod ci;
 mod environment;
 mod layers;

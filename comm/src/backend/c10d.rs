@@ -269,7 +269,7 @@ impl C10d {
             self.group.all_gather_into(&all, &own)?.wait(self.patience())?;
             Ok(Vec::<u8>::try_from(&all.f_to_device(Device::Cpu)?)?)
         };
-        let all = gather().map_err(|error| self.witness.explain(call.op(), sequence, error))?;
+        let all = gather().map_err(|error| self.witness.explain(call, sequence, error))?;
         let theirs = |index: usize| &all[index * SIGNATURE..(index + 1) * SIGNATURE];
         let Some(other) = (0..self.members.size()).find(|&index| theirs(index) != signature) else {
             return Ok(());
@@ -287,16 +287,20 @@ impl C10d {
 }
 
 impl Transport for C10d {
+    fn waits_at_start(&self) -> bool {
+        self.verify
+    }
+
     fn start(&self, sequence: u64, call: Call, buffers: Buffers) -> Result<Box<dyn Work>> {
         let op = call.op();
         if self.verify && !op.is_point_to_point() {
             self.verify(sequence, &call)?;
         }
         let donated = buffers.donated;
-        let begun = self.begin(&call, buffers).map_err(|error| self.witness.explain(op, sequence, error))?;
+        let begun = self.begin(&call, buffers).map_err(|error| self.witness.explain(&call, sequence, error))?;
         let (patience, witness) = (self.patience(), self.witness.clone());
-        let under_way = UnderWay { begun, op, sequence, patience, witness };
-        if donated && let Collective::Send { .. } = call.what {
+        let under_way = UnderWay { begun, call, sequence, patience, witness };
+        if donated && op == Op::Send {
             let Begun(works, _) = under_way.begun;
             self.outbox.post(works);
             return Ok(Box::new(UnderWay { begun: Begun::giving(Vec::new(), Tensor::new()), ..under_way }));
@@ -307,7 +311,7 @@ impl Transport for C10d {
 
 struct UnderWay {
     begun: Begun,
-    op: Op,
+    call: Call,
     sequence: u64,
     patience: Option<Duration>,
     witness: Witness,
@@ -319,10 +323,10 @@ impl Work for UnderWay {
     }
 
     fn wait(self: Box<Self>) -> Result<Tensor> {
-        let UnderWay { begun: Begun(works, finish), op, sequence, patience, witness } = *self;
+        let UnderWay { begun: Begun(works, finish), call, sequence, patience, witness } = *self;
         let waited = works.iter().try_for_each(|work| work.wait(patience)).map_err(BoxError::from);
         let _no_grad = tch::no_grad_guard();
-        waited.and_then(|()| finish()).map_err(|error| witness.explain(op, sequence, error))
+        waited.and_then(|()| finish()).map_err(|error| witness.explain(&call, sequence, error))
     }
 }
 

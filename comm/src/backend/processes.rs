@@ -3,6 +3,7 @@
 //! Ranks find each other through the environment that `torchrun` sets; see [`Environment`]. Rank 0 serves the store
 //! where they meet, unless torchrun's agent does.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -39,6 +40,29 @@ pub struct Options {
     /// Whether ranks compare what they are about to call before every collective, so that a mismatch is an error at
     /// once and not a hang or a wrong result. Every collective then costs another, and waits for all ranks to start it.
     pub verify: bool,
+    /// What to do when another rank has failed, before the waiting of this one ends for it.
+    pub on_failure: Option<OnFailure>,
+}
+
+/// Something to be done, on a thread of its own, once another rank has failed: with that rank, and why it failed.
+#[derive(Clone)]
+pub struct OnFailure(Arc<dyn Fn(usize, &str) + Send + Sync>);
+
+impl OnFailure {
+    /// This, to be done.
+    pub fn new(what: impl Fn(usize, &str) + Send + Sync + 'static) -> Self {
+        OnFailure(Arc::new(what))
+    }
+
+    pub(super) fn tell(&self, rank: usize, reason: &str) {
+        (self.0)(rank, reason);
+    }
+}
+
+impl fmt::Debug for OnFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnFailure")
+    }
 }
 
 impl Default for Options {
@@ -51,6 +75,7 @@ impl Default for Options {
             hostname: None,
             recorder_capacity: Recorder::CAPACITY,
             verify: false,
+            on_failure: None,
         }
     }
 }
@@ -107,7 +132,8 @@ impl Place {
 /// # Errors
 /// [`Error::Connect`] when the ranks do not find each other in time, with those that did not come.
 pub fn connect_through(store: Store, grid: Grid, device: Device, options: &Options) -> Result<DeviceMesh> {
-    let backend = Arc::new(Processes { watch: Arc::new(Watch::new(store)), device, options: options.clone() });
+    let watch = Arc::new(Watch::new(store, options.on_failure.clone()));
+    let backend = Arc::new(Processes { watch, device, options: options.clone() });
     let recorder = Recorder::new(options.recorder_capacity);
     let connected = backend.meet(&grid).and_then(|()| DeviceMesh::new(grid, device, backend.clone(), recorder));
     if let Err(error) = &connected {

@@ -42,8 +42,6 @@ struct State {
 /// Messages between pairs of ranks, by sender, receiver, and number within the pair.
 #[derive(Debug, Default)]
 struct Mail {
-    sent: HashMap<(usize, usize), u64>,
-    awaited: HashMap<(usize, usize), u64>,
     letters: HashMap<(usize, usize, u64), (Call, Tensor)>,
     expected: HashMap<(usize, usize, u64), Call>,
 }
@@ -164,12 +162,12 @@ impl Room {
         }
     }
 
-    fn send(&self, members: &Members, to: usize, call: Call, tensor: Tensor) -> Result<()> {
+    fn send(&self, members: &Members, number: u64, to: usize, call: Call, tensor: Tensor) -> Result<()> {
         let mut state = self.lock();
         state.intact()?;
-        let key = numbered(&mut state.mail.sent, members.index(), to);
+        let key = (members.index(), to, number);
         if let Some(expected) = state.mail.expected.get(&key).cloned() {
-            self.compare(&mut state, members, key.2, &call, (to, &expected))?;
+            self.compare(&mut state, members, number, &call, (to, &expected))?;
         }
         state.mail.letters.insert(key, (call, tensor));
         drop(state);
@@ -177,15 +175,15 @@ impl Room {
         Ok(())
     }
 
-    fn expect(&self, members: &Members, from: usize, call: Call) -> Result<u64> {
+    fn expect(&self, members: &Members, number: u64, from: usize, call: Call) -> Result<()> {
         let mut state = self.lock();
         state.intact()?;
-        let key = numbered(&mut state.mail.awaited, from, members.index());
+        let key = (from, members.index(), number);
         if let Some(sent) = state.mail.letters.get(&key).map(|(sent, _)| sent.clone()) {
-            self.compare(&mut state, members, key.2, &call, (from, &sent))?;
+            self.compare(&mut state, members, number, &call, (from, &sent))?;
         }
         state.mail.expected.insert(key, call);
-        Ok(key.2)
+        Ok(())
     }
 
     /// Breaks the room when the two ends of a message differ in shape or kind.
@@ -206,13 +204,6 @@ impl Room {
         self.changed.notify_all();
         Err(error)
     }
-}
-
-/// The key of the next message of a pair.
-fn numbered(counts: &mut HashMap<(usize, usize), u64>, from: usize, to: usize) -> (usize, usize, u64) {
-    let count = counts.entry((from, to)).or_default();
-    *count += 1;
-    (from, to, *count - 1)
 }
 
 fn mismatch(members: &Members, sequence: u64, own: (usize, &Call), other: (usize, &Call)) -> Broken {
@@ -270,12 +261,12 @@ impl Transport for Seat {
                 let refused = |error| members.backend(op, error);
                 let input = buffers.input.ok_or_else(|| members.argument(op, "there is nothing to send"))?;
                 let letter = if buffers.donated { input } else { duplicate(&input).map_err(refused)? };
-                room.send(&members, to, call, letter)?;
+                room.send(&members, sequence, to, call, letter)?;
                 Ok(Box::new(Sent))
             }
             Collective::Recv { from } => {
-                let number = room.expect(&members, from, call)?;
-                Ok(Box::new(Awaited { room, members, from, number }))
+                room.expect(&members, sequence, from, call)?;
+                Ok(Box::new(Awaited { room, members, from, number: sequence }))
             }
             _ => {
                 room.enter(&members, sequence, call, buffers)?;

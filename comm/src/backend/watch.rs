@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use ferrotitan_ext::process_group::ProcessGroup;
 use ferrotitan_ext::store::Store;
 
+use super::processes::OnFailure;
+
 /// How often to look.
 const INTERVAL: Duration = Duration::from_millis(250);
 
@@ -30,6 +32,7 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct Shared {
     store: Store,
+    on_failure: Option<OnFailure>,
     state: Mutex<State>,
     stopped: Condvar,
 }
@@ -44,8 +47,8 @@ struct State {
 
 impl Watch {
     /// Looks out for failures among the ranks of a store.
-    pub(super) fn new(store: Store) -> Self {
-        let shared = Arc::new(Shared { store, state: Mutex::default(), stopped: Condvar::new() });
+    pub(super) fn new(store: Store, on_failure: Option<OnFailure>) -> Self {
+        let shared = Arc::new(Shared { store, on_failure, state: Mutex::default(), stopped: Condvar::new() });
         let looking = shared.clone();
         let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || looking.look_out());
         if let Err(error) = &thread {
@@ -121,6 +124,10 @@ impl Shared {
             state = self.stopped.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
             drop(state);
             let word = word(&self.store);
+            if let (Some((rank, reason)), Some(on_failure)) = (&word, &self.on_failure) {
+                // Before the waits end that show what this rank waited for.
+                on_failure.tell(*rank, reason);
+            }
             state = self.lock();
             if let Some(word) = word
                 && state.failed.is_none()

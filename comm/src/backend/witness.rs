@@ -2,14 +2,14 @@
 //!
 //! c10d says that a connection broke or a wait took too long, and not whose fault it was. So a rank that fails leaves a
 //! word in the store, and so does one whose wait takes too long: of the ranks that a collective waits for, those that
-//! are silent are the ones that did not enter.
+//! are silent are the ones that did not enter. A message waits for its other end alone.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::watch::{Watch, within};
-use crate::{BoxError, Error, Members, Op};
+use crate::{BoxError, Call, Error, Members};
 
 /// How long to look for the word of another rank.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,12 +37,16 @@ impl Witness {
     }
 
     /// Words an error that ended a call.
-    pub(super) fn explain(&self, op: Op, sequence: u64, error: BoxError) -> Error {
+    pub(super) fn explain(&self, call: &Call, sequence: u64, error: BoxError) -> Error {
+        let op = call.op();
         let (timed_out, lost) = match error.downcast_ref::<ferrotitan_ext::Error>() {
             Some(error) => (error.is_timeout(), is_loss(&error.to_string())),
             None => (false, false),
         };
-        let late = timed_out.then(|| self.late(op, sequence));
+        let late = timed_out.then(|| match call.peer() {
+            Some(peer) => vec![self.members.ranks()[peer]],
+            None => self.late(sequence),
+        });
         // A failed rank leaves word before its connections break, but the word may be slower.
         let patience = if lost { PATIENCE.min(self.timeout) } else { Duration::ZERO };
         if let Some((rank, reason)) = self.watch.ask(patience) {
@@ -64,12 +68,11 @@ impl Witness {
 
     /// Leaves word that this rank has waited too long, and gives the ranks that do not say the same; none where the store
     /// does not answer.
-    fn late(&self, op: Op, sequence: u64) -> Vec<usize> {
+    fn late(&self, sequence: u64) -> Vec<usize> {
         let (store, members) = (self.watch.store().clone(), self.members.clone());
-        let class = if op.is_point_to_point() { "message" } else { "collective" };
         let patience = PATIENCE.min(self.timeout);
         let silent = within(patience + PATIENCE, move || {
-            let key = |rank: usize| format!("late/{}/{class}/{sequence}/{rank}", members.name());
+            let key = |rank: usize| format!("late/{}/{sequence}/{rank}", members.name());
             if store.set(&key(members.rank()), b"late").is_err() {
                 return Vec::new();
             }

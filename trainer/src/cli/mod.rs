@@ -1,8 +1,15 @@
 //! The command line.
 
+mod ablate;
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
 mod config;
 mod console;
+#[cfg(feature = "telemetry")]
+mod report;
 mod schedule;
+#[cfg(feature = "telemetry")]
+mod trace;
 mod train;
 
 use crate::config::{Flag, split};
@@ -38,11 +45,24 @@ enum Command {
     /// Every key of the config can be set over the file: --training.steps 100, --model.converters=float8,
     /// --checkpoint.enable, --checkpoint.no_enable. `ferrotitan config show` lists them all.
     Train(TrainArgs),
+    /// Run a matrix of configs, compare each cell with its reference, and say what each setting costs and gains.
+    Ablate(ablate::AblateArgs),
     /// Look at a config.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Look at checkpoints, check them, convert them, compare them.
+    #[cfg(feature = "checkpoint")]
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Draw a pipeline schedule, verified, with its bubble and the activations that it holds.
     Schedule(schedule::ScheduleArgs),
+    /// Say why a run ended badly, by what its ranks left behind.
+    #[cfg(feature = "telemetry")]
+    Report(report::ReportArgs),
+    /// Look at traces of a run.
+    #[cfg(feature = "telemetry")]
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     /// Say what this build runs on, and what is missing.
     Doctor,
 }
@@ -181,6 +201,8 @@ fn dispatch(command: Command, flags: Vec<Flag>, words: &[OsString]) -> anyhow::R
             let file = args.file.only(&named)?;
             train::run(file.as_deref(), &flags, args.ranks.nproc.map(usize::from), machines, words)
         }
+        Command::Ablate(_) if !named.is_empty() => Err(Usage("the config of a matrix is its `base`".into()).into()),
+        Command::Ablate(args) => ablate::run(&args, &flags),
         Command::Config(ConfigCommand::Check { file, ranks }) => {
             let nproc = ranks.nproc.map(usize::from);
             config::check(file.only(&named)?.as_deref(), &flags, nproc, ranks.nnodes.into())
@@ -188,8 +210,20 @@ fn dispatch(command: Command, flags: Vec<Flag>, words: &[OsString]) -> anyhow::R
         Command::Config(ConfigCommand::Show { file, format }) => {
             config::show(file.only(&named)?.as_deref(), &flags, matches!(format, Format::Json))
         }
+        #[cfg(feature = "checkpoint")]
+        Command::Checkpoint(_) if !flags.is_empty() => Err(Usage("checkpoint takes no config".into()).into()),
+        #[cfg(feature = "checkpoint")]
+        Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Schedule(_) if !flags.is_empty() => Err(Usage("schedule takes no config".into()).into()),
         Command::Schedule(args) => schedule::run(&args),
+        #[cfg(feature = "telemetry")]
+        Command::Report(_) | Command::Trace(_) if !flags.is_empty() => {
+            Err(Usage("neither report nor trace takes a config".into()).into())
+        }
+        #[cfg(feature = "telemetry")]
+        Command::Report(args) => report::run(&args),
+        #[cfg(feature = "telemetry")]
+        Command::Trace(command) => trace::run(&command),
         Command::Doctor if !flags.is_empty() => Err(Usage("doctor takes no config".into()).into()),
         Command::Doctor => Ok(doctor::run()),
     }

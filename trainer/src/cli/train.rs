@@ -46,7 +46,7 @@ pub(super) fn run(
         tell_config(&loaded, &plan)?;
     }
     if starts_ranks {
-        return start(ranks / machines.count, machines, words);
+        return start(&plan, ranks / machines.count, machines, words);
     }
     train::run(&plan)?;
     Ok(ExitCode::SUCCESS)
@@ -85,7 +85,7 @@ fn tell_config(loaded: &Loaded, plan: &Plan) -> anyhow::Result<()> {
 }
 
 /// Starts the ranks of this machine, and waits for them.
-fn start(ranks: usize, machines: Machines, words: &[OsString]) -> anyhow::Result<ExitCode> {
+fn start(plan: &Plan, ranks: usize, machines: Machines, words: &[OsString]) -> anyhow::Result<ExitCode> {
     let spec = Spec {
         program: std::env::current_exe().context("cannot find this program's own file")?,
         args: words.to_vec(),
@@ -96,7 +96,16 @@ fn start(ranks: usize, machines: Machines, words: &[OsString]) -> anyhow::Result
         stdout: Sink::new(io::stdout()),
         stderr: Sink::new(io::stderr()),
     };
-    Ok(match launch::launch(&spec)? {
+    #[cfg(feature = "telemetry")]
+    train::watch::Watch::new(&plan.comm, spec.machines.index == 0)?;
+    let ended = launch::launch(&spec)?;
+    #[cfg(feature = "telemetry")]
+    if let Outcome::Died { .. } = ended.outcome
+        && let Some(report) = train::watch::conclude(&plan.comm, &ended.ranks, plan.degrees.world_size())
+    {
+        say(&report);
+    }
+    Ok(match ended.outcome {
         Outcome::Success => ExitCode::SUCCESS,
         Outcome::Died { rank, death } => {
             let others = if ranks > 1 { "; the other ranks were ended" } else { "" };

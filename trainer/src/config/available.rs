@@ -2,8 +2,8 @@
 //! holds then; whoever adds what is not there yet deletes its row.
 
 use super::problem::Problem;
-use super::sections::{AsyncMode, Names};
-use super::{Config, sections::CheckpointMode};
+use super::sections::CheckpointMode;
+use super::{Config, renamed};
 
 /// A key, whether its value asks for what is not there, and what that is.
 type Row = (&'static str, fn(&Config) -> bool, &'static str);
@@ -42,16 +42,19 @@ const UNAVAILABLE: &[Row] = &[
     ),
     (
         "model.converters",
-        |c| cfg!(not(feature = "float8")) && has(&c.model.converters, "float8"),
+        |c| cfg!(not(feature = "float8")) && converts(c, "quantize.linear."),
         "Float8 (feature `float8` of this build)",
     ),
-    ("model.converters", |c| has(&c.model.converters, "mx"), "microscaling formats"),
-    ("checkpoint.enable", |c| c.checkpoint.enable, "checkpoints"),
-    ("checkpoint.create_seed_checkpoint", |c| c.checkpoint.create_seed_checkpoint, "seed checkpoints"),
+    ("model.converters", |c| converts(c, "quantize.grouped_mm."), "eight bits for the experts of a mixture"),
     (
-        "checkpoint.async_mode",
-        |c| c.checkpoint.enable && c.checkpoint.async_mode != AsyncMode::Disabled,
-        "saving while training",
+        "checkpoint.enable",
+        |c| cfg!(not(feature = "checkpoint")) && c.checkpoint.enable,
+        "saving and resuming (feature `checkpoint` of this build)",
+    ),
+    (
+        "checkpoint.create_seed_checkpoint",
+        |c| cfg!(not(feature = "checkpoint")) && c.checkpoint.create_seed_checkpoint,
+        "saving initial weights (feature `checkpoint` of this build)",
     ),
     (
         "activation_checkpoint.mode",
@@ -68,8 +71,9 @@ const UNAVAILABLE: &[Row] = &[
     ("memory_estimation.enable", |c| c.memory_estimation.enable, "estimating memory"),
 ];
 
-fn has(names: &Names, name: &str) -> bool {
-    names.0.iter().any(|known| known == name || known.rsplit('.').next() == Some(name))
+/// Whether a converter is asked for that is one of these.
+fn converts(config: &Config, section: &str) -> bool {
+    config.model.converters.0.iter().any(|name| renamed::current(name).starts_with(section))
 }
 
 /// Everything that the config asks for and this build has not.
@@ -102,6 +106,7 @@ pub(super) fn leftover_shards(shards: usize) -> Option<Problem> {
 mod tests {
     use super::*;
     use crate::config::section;
+    use crate::config::sections::Names;
 
     #[test]
     fn rows_are_about_keys_and_do_not_refuse_the_defaults() {
@@ -115,9 +120,9 @@ mod tests {
     fn asking_for_more_is_refused_once_each() {
         let mut config = Config::default();
         config.parallelism.expert_parallel_degree = 2;
-        config.checkpoint.enable = true;
-        config.model.converters = Names::of(&["quantize.linear.mx"]);
+        config.memory_estimation.enable = true;
+        config.model.converters = Names::of(&["quantize.grouped_mm.mx"]);
         let keys: Vec<_> = unavailable(&config).into_iter().map(|problem| problem.keys[0].clone()).collect();
-        assert_eq!(keys, ["parallelism.expert_parallel_degree", "model.converters", "checkpoint.enable"]);
+        assert_eq!(keys, ["parallelism.expert_parallel_degree", "model.converters", "memory_estimation.enable"]);
     }
 }

@@ -5,6 +5,7 @@ use super::nearest::nearest;
 use super::problem::Problem;
 use super::sections::{BackendChoice, CommMode, DtypeName};
 use super::{Config, check_values, shape::shape};
+use crate::plan::{CheckpointPlan, Float8Plan};
 #[cfg(feature = "pp")]
 use crate::plan::PipelinePlan;
 use ferrotitan_mesh::Degrees;
@@ -69,6 +70,8 @@ pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
         }
         Err(wrong) => problems.extend(wrong),
     }
+    problems.extend(CheckpointPlan::of(config).err().into_iter().flatten());
+    problems.extend(Float8Plan::of(config).err().into_iter().flatten());
     precision(config, &mut problems);
     data(config, &mut problems);
     match degrees(config, around) {

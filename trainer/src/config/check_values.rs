@@ -50,6 +50,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
         values.number("model.norm_eps", eps, |x| x >= 0.0, "0 or more");
     }
 
+    values.positive("quantize.linear.float8.amax_history", config.quantize.linear.float8.amax_history);
     values.positive("comm.init_timeout_seconds", config.comm.init_timeout_seconds);
     values.positive("comm.train_timeout_seconds", config.comm.train_timeout_seconds);
 

@@ -19,7 +19,7 @@ pub mod section;
 pub mod sections;
 mod shape;
 mod show;
-mod tree;
+pub(crate) mod tree;
 
 pub use available::unavailable;
 pub use flags::{Flag, split};
@@ -27,6 +27,7 @@ pub use ignored::ignored;
 pub use load::{LoadError, Loaded};
 pub use nearest::nearest;
 pub use problem::{Note, Origin, Problem};
+pub(crate) use renamed::current as current_name;
 pub use report::Reporter;
 pub use shape::shape;
 pub use show::show;

@@ -27,7 +27,7 @@ const RENAMED: &[(&str, &str)] = &[
 ];
 
 /// Today's name of a path.
-pub(super) fn current(path: &str) -> String {
+pub(crate) fn current(path: &str) -> String {
     for (old, new) in RENAMED {
         match path.strip_prefix(old) {
             Some("") => return (*new).to_owned(),

@@ -24,6 +24,11 @@ impl Reporter {
 
     /// All of these mistakes in the config, and how many there are.
     pub fn render(&self, loaded: &Loaded, problems: &[Problem]) -> String {
+        self.render_text(&loaded.name, &loaded.text, problems)
+    }
+
+    /// The same for any TOML text, with the name that it goes by.
+    pub fn render_text(&self, name: &str, text: &str, problems: &[Problem]) -> String {
         let handler = MietteHandlerOpts::new()
             .color(self.color)
             .unicode(self.color)
@@ -32,7 +37,7 @@ impl Reporter {
             .width(self.width)
             .context_lines(1)
             .build();
-        let source = NamedSource::new(&loaded.name, loaded.text.clone());
+        let source = NamedSource::new(name, text.to_owned());
         let mut out = String::new();
         for problem in problems {
             let located = Located { problem, source: &source };
@@ -40,7 +45,7 @@ impl Reporter {
             out.push('\n');
         }
         let count = problems.len();
-        out.push_str(&format!("{count} {} in {}\n", if count == 1 { "mistake" } else { "mistakes" }, loaded.name));
+        out.push_str(&format!("{count} {} in {name}\n", if count == 1 { "mistake" } else { "mistakes" }));
         out
     }
 }

@@ -8,30 +8,30 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 /// A table or a value.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) origin: Origin,
-    pub(super) content: Content,
+pub(crate) struct Node {
+    pub(crate) origin: Origin,
+    pub(crate) content: Content,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Content {
+pub(crate) enum Content {
     Table(Table),
     Leaf(Leaf),
 }
 
 /// Nodes by their key.
-pub(super) type Table = BTreeMap<String, Node>;
+pub(crate) type Table = BTreeMap<String, Node>;
 
 /// A value: what it reads as, and what else it may be.
 #[derive(Clone, Debug)]
-pub(super) struct Leaf {
-    pub(super) value: toml::Value,
+pub(crate) struct Leaf {
+    pub(crate) value: toml::Value,
     /// The words of the command line, which are a string where `value`'s type does not fit.
-    pub(super) text: Option<String>,
+    pub(crate) text: Option<String>,
 }
 
 /// Reads TOML, with all the places where it is not TOML.
-pub(super) fn parse(text: &str) -> (Table, Vec<Problem>) {
+pub(crate) fn parse(text: &str) -> (Table, Vec<Problem>) {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut problems: Vec<Problem> = errors
         .iter()
@@ -70,7 +70,7 @@ fn read_table(table: DeTable<'_>, text: &str, problems: &mut Vec<Problem>) -> Ta
 }
 
 /// The node at a path.
-pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Node> {
+pub(crate) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Node> {
     match path.split_once('.') {
         None => table.get(path),
         Some((name, rest)) => match &table.get(name)?.content {
@@ -81,7 +81,7 @@ pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Node> {
 }
 
 /// The node at a path, to be changed.
-pub(super) fn get_mut<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Node> {
+pub(crate) fn get_mut<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Node> {
     match path.split_once('.') {
         None => table.get_mut(path),
         Some((name, rest)) => match &mut table.get_mut(name)?.content {
@@ -92,7 +92,7 @@ pub(super) fn get_mut<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut No
 }
 
 /// Takes the node at a path out.
-pub(super) fn remove(table: &mut Table, path: &str) -> Option<Node> {
+pub(crate) fn remove(table: &mut Table, path: &str) -> Option<Node> {
     match path.split_once('.') {
         None => table.remove(path),
         Some((name, rest)) => match &mut table.get_mut(name)?.content {
@@ -104,7 +104,7 @@ pub(super) fn remove(table: &mut Table, path: &str) -> Option<Node> {
 
 /// Puts a node at a path, with the tables that lead there. A value in the way stays, and the node is dropped: the value
 /// is a mistake that is reported for itself.
-pub(super) fn insert(table: &mut Table, path: &str, node: Node) {
+pub(crate) fn insert(table: &mut Table, path: &str, node: Node) {
     match path.split_once('.') {
         None => {
             table.insert(path.to_owned(), node);
@@ -119,7 +119,7 @@ pub(super) fn insert(table: &mut Table, path: &str, node: Node) {
 }
 
 /// The tree as one TOML value, without its places.
-pub(super) fn to_value(table: &Table) -> toml::Value {
+pub(crate) fn to_value(table: &Table) -> toml::Value {
     let entries = table.iter().map(|(name, node)| {
         let value = match &node.content {
             Content::Table(table) => to_value(table),
@@ -131,7 +131,7 @@ pub(super) fn to_value(table: &Table) -> toml::Value {
 }
 
 /// The place of every value, by its path.
-pub(super) fn origins(table: &Table) -> BTreeMap<String, Origin> {
+pub(crate) fn origins(table: &Table) -> BTreeMap<String, Origin> {
     fn walk(table: &Table, prefix: &str, out: &mut BTreeMap<String, Origin>) {
         for (name, node) in table {
             let path = format!("{prefix}{name}");

@@ -5,7 +5,7 @@
 //! binary with that environment; it prefixes their output, and ends all of them when one dies or when it is told to end.
 
 mod output;
-mod parent;
+pub(crate) mod parent;
 mod place;
 mod ranks;
 mod supervise;
@@ -14,4 +14,4 @@ pub use output::{Prefix, Sink};
 pub use parent::{follow_parent, launched};
 pub use place::Place;
 pub use ranks::{Machines, Spec};
-pub use supervise::{Death, LaunchError, Outcome, launch};
+pub use supervise::{Death, Ended, LaunchError, Outcome, RankEnd, launch};

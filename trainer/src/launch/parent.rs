@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use std::io::{Read, Write};
 
 /// Says to a rank that our launcher started it, and so that its standard input is the launcher's life.
-pub(super) const LAUNCHED: &str = "FERROTITAN_LAUNCHED";
+pub(crate) const LAUNCHED: &str = "FERROTITAN_LAUNCHED";
 
 /// Whether our launcher started this process.
 pub fn launched() -> bool {

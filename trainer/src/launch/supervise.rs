@@ -29,6 +29,26 @@ pub enum Outcome {
     Interrupted(i32),
 }
 
+/// How the ranks of this machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// All of them together.
+    pub outcome: Outcome,
+    /// Each of them, in their order.
+    pub ranks: Vec<RankEnd>,
+}
+
+/// How one rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankEnd {
+    /// Which one.
+    pub rank: usize,
+    /// What it died of; `None`: it ended well.
+    pub death: Option<Death>,
+    /// Whether it had been told to end.
+    pub told: bool,
+}
+
 /// What a rank died of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
@@ -99,7 +119,7 @@ pub enum LaunchError {
 ///
 /// # Errors
 /// When a rank cannot be started; then those that were are ended.
-pub fn launch(spec: &Spec) -> Result<Outcome, LaunchError> {
+pub fn launch(spec: &Spec) -> Result<Ended, LaunchError> {
     let port = match spec.machines.master_port {
         Some(port) => port,
         None if spec.machines.count > 1 => return Err(LaunchError::NoPort),
@@ -119,7 +139,7 @@ pub fn launch(spec: &Spec) -> Result<Outcome, LaunchError> {
         if let Some(stderr) = child.stderr.take() {
             ranks.readers.push(forward(stderr, rank, spec.prefix, spec.stderr.clone()));
         }
-        ranks.children.push((child, None));
+        ranks.children.push(Running { child, status: None, told: false });
     }
 
     let mut outcome = Outcome::Success;
@@ -149,28 +169,36 @@ pub fn launch(spec: &Spec) -> Result<Outcome, LaunchError> {
         std::thread::sleep(Duration::from_millis(5));
     }
     ranks.finish_output();
-    Ok(outcome)
+    Ok(Ended { outcome, ranks: ranks.ends() })
+}
+
+/// A rank, and how it ended if it has.
+struct Running {
+    child: Child,
+    status: Option<ExitStatus>,
+    /// Whether a signal of ours came before its end.
+    told: bool,
 }
 
 struct Ranks {
-    children: Vec<(Child, Option<ExitStatus>)>,
+    children: Vec<Running>,
     readers: Vec<JoinHandle<()>>,
     first: usize,
 }
 
 impl Ranks {
     fn any_alive(&self) -> bool {
-        self.children.iter().any(|(_, status)| status.is_none())
+        self.children.iter().any(|rank| rank.status.is_none())
     }
 
     /// Collects those that ended since the last look. Of several that died, one that was killed by a signal is the first:
     /// others exit when they lose it.
     fn reap(&mut self) -> Option<(usize, Death)> {
         let mut deaths = Vec::new();
-        for (local_rank, (child, status)) in self.children.iter_mut().enumerate() {
-            if status.is_none() {
-                *status = child.try_wait().ok().flatten();
-                if let Some(death) = status.and_then(Death::of) {
+        for (local_rank, rank) in self.children.iter_mut().enumerate() {
+            if rank.status.is_none() {
+                rank.status = rank.child.try_wait().ok().flatten();
+                if let Some(death) = rank.status.and_then(Death::of) {
                     deaths.push((self.first + local_rank, death));
                 }
             }
@@ -180,13 +208,23 @@ impl Ranks {
     }
 
     /// Sends a signal to all that are alive, and to what they started.
-    fn signal(&self, signal: Signal) {
-        for (child, status) in &self.children {
-            if let (None, Ok(pid)) = (status, i32::try_from(child.id())) {
+    fn signal(&mut self, signal: Signal) {
+        for rank in &mut self.children {
+            if let (None, Ok(pid)) = (rank.status, i32::try_from(rank.child.id())) {
+                rank.told = true;
                 // One that ended just now is no mistake.
                 let _ = killpg(Pid::from_raw(pid), signal);
             }
         }
+    }
+
+    fn ends(&self) -> Vec<RankEnd> {
+        let end = |(local_rank, rank): (usize, &Running)| RankEnd {
+            rank: self.first + local_rank,
+            death: rank.status.and_then(Death::of),
+            told: rank.told,
+        };
+        self.children.iter().enumerate().map(end).collect()
     }
 
     /// Lets the last lines through. What a rank started may have outlived it and hold its output open: that is not
@@ -203,9 +241,9 @@ impl Drop for Ranks {
     /// However this ends, no rank is left behind.
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
-        for (child, status) in &mut self.children {
-            if status.is_none() {
-                let _ = child.wait();
+        for rank in &mut self.children {
+            if rank.status.is_none() {
+                let _ = rank.child.wait();
             }
         }
     }

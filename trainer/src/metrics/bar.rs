@@ -17,9 +17,14 @@ pub struct Bar {
 impl Bar {
     /// A bar of so many steps, of which so many are done.
     pub fn new(steps: u64, done: u64) -> Self {
+        Self::of("steps", steps, done)
+    }
+
+    /// A bar of so many things of this kind, of which so many are done.
+    pub fn of(kind: &str, count: u64, done: u64) -> Self {
         // Twice a second: what is redrawn oftener flickers, and costs time.
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr_with_hz(2));
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} steps, {eta_precise} left") {
+        let bar = ProgressBar::with_draw_target(Some(count), ProgressDrawTarget::stderr_with_hz(2));
+        if let Ok(style) = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {kind}, {{eta_precise}} left")) {
             bar.set_style(style);
         }
         bar.set_position(done);

@@ -10,6 +10,8 @@ mod jsonl;
 mod log;
 mod peak;
 mod record;
+mod summary;
+mod units;
 
 pub use bar::{Bar, above_bar};
 pub use color::{Color, wants_color};
@@ -18,3 +20,5 @@ pub use jsonl::JsonLines;
 pub use log::{enter_rank, init_log};
 pub use peak::peak_tflops;
 pub use record::{Cost, Memory, Metrics, Record, Sink, StepMetrics};
+pub use summary::Summary;
+pub use units::in_units;

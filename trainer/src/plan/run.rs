@@ -1,8 +1,10 @@
 //! The plan of a run.
 
+use super::checkpoint::CheckpointPlan;
 use super::data::{DataPlan, ValidationPlan};
+use super::float8::Float8Plan;
 use super::parallel::ParallelPlan;
-use super::precision::{Float8Plan, Precision};
+use super::precision::Precision;
 use crate::config::check::{self, Surroundings};
 use crate::config::sections::{AttnMask, BackendChoice, CheckpointMode, DecayType, MfuConvention};
 use crate::config::{Config, Note, Problem, shape};
@@ -26,8 +28,8 @@ pub struct Plan {
     pub model: LlamaConfig,
     /// What a token attends to.
     pub attn_mask: AttnMask,
-    /// Every so many blocks, one is computed again in the backward pass instead of keeping its activations; `None`: none.
-    pub recompute_every: Option<usize>,
+    /// What is computed again in the backward pass instead of being kept.
+    pub recompute: Recompute,
     /// Which numbers it computes in.
     pub precision: Precision,
     /// Which of its products are in Float8, if any are.
@@ -36,6 +38,8 @@ pub struct Plan {
     pub data: DataPlan,
     /// How it is measured on other text, if it is.
     pub validation: Option<ValidationPlan>,
+    /// What is saved of it, and what it starts from, if anything is.
+    pub checkpoint: Option<CheckpointPlan>,
     /// Steps.
     pub steps: u64,
     /// How gradients become steps.
@@ -52,6 +56,20 @@ pub struct Plan {
     pub comm: CommPlan,
     /// What is told of the steps.
     pub metrics: MetricsPlan,
+}
+
+/// What is computed again in the backward pass instead of being kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Nothing.
+    Nothing,
+    /// Of every so many blocks one, from its input.
+    Blocks {
+        /// How many.
+        every: usize,
+    },
+    /// In every block what is cheap.
+    ByOperation,
 }
 
 /// AdamW's numbers.
@@ -104,6 +122,10 @@ pub struct CommPlan {
     pub train_timeout: Duration,
     /// Collectives that the recorder remembers.
     pub trace_buffer: usize,
+    /// Folder for what each rank was at when the run went wrong.
+    pub records: PathBuf,
+    /// What the name of such a file begins with.
+    pub record_prefix: String,
 }
 
 /// What is told of the steps.
@@ -155,11 +177,12 @@ impl Plan {
             degrees,
             parallel: ParallelPlan::of(config, &model)?,
             attn_mask: config.model.attn_mask_type,
-            recompute_every: recompute_every(config, &mut notes),
+            recompute: recompute(config, &mut notes),
             precision: Precision::of(config),
-            float8: Float8Plan::of(config),
+            float8: Float8Plan::of(config)?,
             data: DataPlan::of(config, degrees.dp_replicate * degrees.dp_shard),
             validation: ValidationPlan::of(config),
+            checkpoint: CheckpointPlan::of(config)?,
             steps: training.steps,
             optimizer: OptimizerPlan {
                 lr: config.optimizer.lr,
@@ -182,6 +205,8 @@ impl Plan {
                 init_timeout: Duration::from_secs(config.comm.init_timeout_seconds),
                 train_timeout: Duration::from_secs(config.comm.train_timeout_seconds),
                 trace_buffer: config.comm.trace_buf_size,
+                records: dump_folder.join(&config.comm.save_traces_folder),
+                record_prefix: config.comm.save_traces_file_prefix.clone(),
             },
             metrics: MetricsPlan {
                 log_freq: config.metrics.log_freq,
@@ -210,17 +235,24 @@ fn decide(choice: BackendChoice, around: &Surroundings, ranks: usize) -> Backend
     }
 }
 
-/// Which blocks are computed again. Operations cannot be chosen one by one yet, which costs memory and changes no number.
-fn recompute_every(config: &Config, notes: &mut Vec<Note>) -> Option<usize> {
-    let option = &config.activation_checkpoint.selective_ac_option;
-    match config.activation_checkpoint.mode {
-        CheckpointMode::None | CheckpointMode::MemoryBudget => None,
-        CheckpointMode::Full => Some(1),
-        CheckpointMode::Selective if option == "op" => {
-            let message = "choosing by operation is not yet available; activations are kept".to_owned();
-            notes.push(Note { key: "activation_checkpoint.selective_ac_option".into(), message });
-            None
+/// Which activations are computed again.
+fn recompute(config: &Config, notes: &mut Vec<Note>) -> Recompute {
+    let section = &config.activation_checkpoint;
+    match section.mode {
+        CheckpointMode::None | CheckpointMode::MemoryBudget => Recompute::Nothing,
+        CheckpointMode::Full => Recompute::Blocks { every: 1 },
+        CheckpointMode::Selective if section.selective_ac_option == "op" => {
+            let always = &section.per_op_sac_force_recompute_mm_shapes_by_fqns;
+            if *always != Config::default().activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns {
+                let message = "ignored: every second product is computed again, whatever its shape".to_owned();
+                let key = "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns".to_owned();
+                notes.push(Note { key, message });
+            }
+            Recompute::ByOperation
         }
-        CheckpointMode::Selective => option.parse().ok(),
+        // The check has seen to it that it is a number.
+        CheckpointMode::Selective => {
+            section.selective_ac_option.parse().map_or(Recompute::Nothing, |every| Recompute::Blocks { every })
+        }
     }
 }

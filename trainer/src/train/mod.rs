@@ -1,13 +1,22 @@
 //! A run: the ranks, and what each of them does from its first collective to its last.
 
+#[cfg(feature = "checkpoint")]
+mod checkpoint;
 mod compose;
 mod corpus;
+mod held;
+mod progress;
 mod rank;
 mod report;
 #[cfg(feature = "pp")]
 mod stages;
 mod step;
 mod validate;
+#[cfg(feature = "telemetry")]
+pub mod watch;
+#[cfg(not(feature = "telemetry"))]
+#[path = "unwatched.rs"]
+mod watch;
 
 use anyhow::Context as _;
 use ferrotitan_comm::{BoxError, DeviceMesh, fake, processes, threads};
@@ -15,9 +24,11 @@ use ferrotitan_ext::cuda;
 use ferrotitan_mesh::Mesh as _;
 use tch::Device;
 
+use crate::launch;
 use crate::metrics::enter_rank;
 use crate::plan::{Backend, Plan};
 use corpus::Corpora;
+use watch::Watch;
 
 /// Trains to the end of the plan, as all ranks (threads), or as the one that the environment names (processes).
 ///
@@ -32,19 +43,30 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     // Before the ranks meet: to tokenize a large corpus takes longer than they would wait for each other. Processes of one
     // machine take turns at it by a lock.
     let corpora = Corpora::open(plan)?;
-    match plan.comm.backend {
-        Backend::Fake => rank::train(plan, &corpora, &fake::mesh(plan.degrees, 0, Device::Cpu)?),
+    // The launcher is the first of its run, if there is one.
+    let first = !launch::launched() && launch::Place::read()?.rank() == 0;
+    let watch = Watch::new(&plan.comm, first)?;
+    let alone = |mesh: DeviceMesh| rank::train(plan, &corpora, &mesh, &watch.join(&mesh));
+    let ran = match plan.comm.backend {
+        Backend::Fake => alone(fake::mesh(plan.degrees, 0, Device::Cpu)?),
         _ if plan.degrees.world_size() == 1 => {
-            let device = if cuda::is_available() { Device::Cuda(0) } else { Device::Cpu };
-            rank::train(plan, &corpora, &DeviceMesh::single(device))
+            alone(DeviceMesh::single(if cuda::is_available() { Device::Cuda(0) } else { Device::Cpu }))
         }
-        Backend::Threads => as_threads(plan, &corpora),
-        Backend::Processes => as_process(plan, &corpora),
+        Backend::Threads => as_threads(plan, &corpora, &watch),
+        Backend::Processes => as_process(plan, &corpora, &watch),
+    };
+    if ran.is_err()
+        && first
+        && let Some(report) = watch.report()
+    {
+        tracing::error!("{report}");
     }
+    ran
 }
 
 /// One copy of the data serves all ranks.
-fn as_threads(plan: &Plan, corpora: &Corpora) -> anyhow::Result<()> {
+fn as_threads(plan: &Plan, corpora: &Corpora, watch: &Watch) -> anyhow::Result<()> {
+    watch.on_signals();
     let options = threads::Options {
         timeout: plan.comm.init_timeout.max(plan.comm.train_timeout),
         recorder_capacity: plan.comm.trace_buffer,
@@ -52,22 +74,34 @@ fn as_threads(plan: &Plan, corpora: &Corpora) -> anyhow::Result<()> {
     };
     threads::run(plan.degrees, &options, |mesh| {
         enter_rank(mesh.rank());
-        rank::train(plan, corpora, &mesh).map_err(boxed)
+        let trained = watched(plan, corpora, &mesh, watch);
+        if trained.is_err() {
+            watch.end_soon();
+        }
+        trained
     })?;
     Ok(())
 }
 
-fn as_process(plan: &Plan, corpora: &Corpora) -> anyhow::Result<()> {
+fn as_process(plan: &Plan, corpora: &Corpora, watch: &Watch) -> anyhow::Result<()> {
+    watch.on_signals();
     let options = processes::Options {
         connect_timeout: plan.comm.init_timeout,
         timeout: plan.comm.init_timeout.max(plan.comm.train_timeout),
         recorder_capacity: plan.comm.trace_buffer,
+        #[cfg(feature = "telemetry")]
+        on_failure: Some(watch.on_failure()),
         ..processes::Options::default()
     };
-    processes::run(plan.degrees, &options, |mesh| rank::train(plan, corpora, &mesh).map_err(boxed))?;
+    processes::run(plan.degrees, &options, |mesh| watched(plan, corpora, &mesh, watch))?;
     Ok(())
 }
 
-fn boxed(error: anyhow::Error) -> BoxError {
-    error.into_boxed_dyn_error()
+/// Trains as one rank of several, which leaves a record if it fails.
+fn watched(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watch: &Watch) -> Result<(), BoxError> {
+    let rank = watch.join(mesh);
+    rank::train(plan, corpora, mesh, &rank).map_err(|error| {
+        rank.failed(&format!("{error:#}"));
+        error.into_boxed_dyn_error()
+    })
 }

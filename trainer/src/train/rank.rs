@@ -4,48 +4,75 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ferrotitan_comm::DeviceMesh;
-use ferrotitan_data::{Cursor, Loader, LoaderOptions};
+use ferrotitan_data::{Loader, LoaderOptions};
 use ferrotitan_mesh::{Mesh as _, View};
 use ferrotitan_optim::{AdamW, AdamWOptions, Decay, LrSchedule};
 
+#[cfg(feature = "checkpoint")]
+use super::checkpoint;
 use super::compose::Composition;
 use super::corpus::Corpora;
+use super::progress::Progress;
 use super::report::{Report, peak_memory};
-use super::{step, validate};
+use super::watch::{Phase, Rank};
+use super::{held, step, validate};
 use crate::config::sections::DecayType;
 use crate::metrics::StepMetrics;
 use crate::plan::Plan;
 
 /// Trains to the end of the plan as one rank.
-pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow::Result<()> {
+pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watched: &Rank) -> anyhow::Result<()> {
     let mut composition = Composition::new(plan, mesh)?;
     let mut optimizer = AdamW::new(composition.parameters.clone(), adamw(plan), &[])?;
     let schedule = schedule(plan)?;
     let (rank, ranks) = (mesh.index(View::BATCH) as u64, mesh.size(View::BATCH) as u64);
     let share = LoaderOptions::new(plan.data.global_batch as u64).for_rank(rank, ranks);
-    let mut loader = Loader::new(Arc::clone(&corpora.training), Cursor::default(), share)?;
+    #[cfg(not(feature = "checkpoint"))]
+    let mut progress = Progress::default();
+    #[cfg(feature = "checkpoint")]
+    let mut progress = checkpoint::start(plan, mesh, &composition, &optimizer)?;
+    #[cfg(feature = "checkpoint")]
+    if let Some(asked) = plan.checkpoint.as_ref().filter(|asked| asked.seed_only) {
+        return checkpoint::save_seed(plan, asked, mesh, &composition);
+    }
+    #[cfg(feature = "checkpoint")]
+    let mut checkpoints = checkpoint::Checkpoints::of(plan, mesh)?;
+    let mut loader = Loader::new(Arc::clone(&corpora.training), progress.cursor, share)?;
+    let held = held::by_all(&composition.parameters, mesh)?;
     let mut report = match mesh.rank() {
-        0 => Some(Report::begin(plan, mesh, &composition.parameters)?),
+        0 => Some(Report::begin(plan, mesh, &held, progress.step)?),
         _ => None,
     };
     let (mut began, mut waited) = (Instant::now(), Duration::ZERO);
-    for number in 1..=plan.steps {
+    for number in progress.step + 1..=plan.steps {
+        watched.step(number);
+        watched.at(Phase::Data);
         let Some(share) = loader.next().transpose()? else {
             tracing::warn!("the data ended before step {number} of {}", plan.steps);
             break;
         };
-        let factor = schedule.factor(number - 1);
-        let outcome = step::step(plan, mesh, &mut composition, &mut optimizer, &share, factor)?;
+        let factor = schedule.factor(progress.schedule);
+        watched.at(Phase::Passes);
+        let outcome = step::step(plan, mesh, watched, &mut composition, &mut optimizer, &share, factor)?;
+        let tokens = (plan.data.global_batch * plan.data.seq_len) as u64;
+        progress = Progress {
+            step: number,
+            schedule: progress.schedule + 1,
+            cursor: loader.cursor(),
+            tokens: progress.tokens + tokens,
+        };
         let seconds = began.elapsed().as_secs_f64();
         let data = (loader.waited() - waited).as_secs_f64();
         let last = number == plan.steps;
         let due = plan.validation.as_ref().filter(|validation| last || number.is_multiple_of(validation.every));
         let validation_loss = match (due, &corpora.validation) {
             (Some(validation), Some(dataset)) => {
+                watched.at(Phase::Validation);
                 Some(validate::loss(plan, validation, dataset, mesh, &mut composition)?)
             }
             _ => None,
         };
+        watched.at(Phase::Metrics);
         if let Some(report) = &mut report {
             let mut extras = vec![("data_seconds".to_owned(), data)];
             extras.extend(validation_loss.map(|loss| ("validation_loss".to_owned(), loss)));
@@ -54,7 +81,7 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow
                 loss: outcome.loss,
                 grad_norm: outcome.gradient_norm,
                 lr: plan.optimizer.lr * factor,
-                tokens: (plan.data.global_batch * plan.data.seq_len) as u64,
+                tokens,
                 seconds,
                 memory: peak_memory(mesh),
                 extras,
@@ -63,8 +90,21 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh) -> anyhow
                 report.line(&format!("validate step: {number:2}  loss: {loss:7.4}"));
             }
         }
-        // Neither validation nor telling is part of a step's time.
+        #[cfg(feature = "checkpoint")]
+        if let Some(checkpoints) = &mut checkpoints {
+            watched.at(Phase::Checkpoint);
+            checkpoints.after_step(&progress, &composition, &optimizer)?;
+        }
+        // Neither validation nor telling nor saving is part of a step's time.
         (began, waited) = (Instant::now(), loader.waited());
+    }
+    #[cfg(feature = "checkpoint")]
+    if let Some(checkpoints) = checkpoints {
+        watched.at(Phase::Checkpoint);
+        checkpoints.finish()?;
+    }
+    if let Some(report) = report {
+        report.finish(plan, mesh, &held)?;
     }
     Ok(())
 }

@@ -1,15 +1,17 @@
 //! What the first rank tells of a run.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use ferrotitan_comm::DeviceMesh;
 use ferrotitan_ext::{cuda, memory};
 use ferrotitan_mesh::Mesh as _;
-use ferrotitan_nn::Parameter;
 
+use super::held::{self, Held};
 use crate::metrics::{
-    Bar, Console, Cost, JsonLines, Memory, Metrics, StepMetrics, above_bar, peak_tflops, wants_color,
+    Bar, Console, Cost, JsonLines, Memory, Metrics, StepMetrics, Summary, above_bar, peak_tflops, wants_color,
 };
 use crate::plan::Plan;
 
@@ -18,22 +20,19 @@ use crate::plan::Plan;
 pub(super) struct Report {
     metrics: Metrics,
     bar: Bar,
+    began: Instant,
 }
 
 impl Report {
-    /// Begins to tell.
-    pub(super) fn begin(plan: &Plan, mesh: &DeviceMesh, parameters: &[Parameter]) -> anyhow::Result<Self> {
-        let mut held = 0;
-        for parameter in parameters {
-            held += parameter.local()?.numel();
-        }
+    /// Begins to tell of a run of which so many steps are taken, and says what each rank holds.
+    pub(super) fn begin(plan: &Plan, mesh: &DeviceMesh, held: &[Held], taken: u64) -> anyhow::Result<Self> {
         tracing::info!(
-            "{} parameters, {held} of them on this rank of {}; {} sequences of {} tokens a step",
+            "{} parameters; {} sequences of {} tokens a step",
             plan.model.parameters(),
-            mesh.world_size(),
             plan.data.global_batch,
             plan.data.seq_len,
         );
+        print(&held::table(&plan.degrees, held));
         let device = cuda::device_name(mesh.device());
         let cost = Cost {
             flops_per_token: plan.metrics.flops_per_token,
@@ -49,7 +48,7 @@ impl Report {
         let lines = JsonLines::create(&plan.dump_folder)
             .with_context(|| format!("cannot write metrics.jsonl in {}", plan.dump_folder.display()))?;
         let metrics = Metrics::new(cost).to(console).to(lines);
-        Ok(Self { metrics, bar: Bar::new(plan.steps, 0) })
+        Ok(Self { metrics, bar: Bar::new(plan.steps, taken), began: Instant::now() })
     }
 
     /// Tells of something else.
@@ -62,6 +61,22 @@ impl Report {
         self.metrics.log(step).context("cannot write metrics.jsonl")?;
         self.bar.set(step.step);
         Ok(())
+    }
+
+    /// Writes what the run came to.
+    pub(super) fn finish(self, plan: &Plan, mesh: &DeviceMesh, held: &[Held]) -> anyhow::Result<()> {
+        let mut bytes_sent = BTreeMap::new();
+        for ((group, _), total) in mesh.recorder().totals() {
+            *bytes_sent.entry(group.to_string()).or_default() += total.bytes;
+        }
+        let summary = Summary {
+            ranks: mesh.world_size(),
+            seconds: self.began.elapsed().as_secs_f64(),
+            peak_memory: peak_memory(mesh).bytes,
+            state_bytes: held.iter().map(|held| held.state()).max().unwrap_or(0),
+            bytes_sent,
+        };
+        summary.write(&plan.dump_folder).context("cannot write summary.json")
     }
 }
 

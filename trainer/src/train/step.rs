@@ -9,6 +9,7 @@ use ferrotitan_optim::{AdamW, NormKind, clip_gradients, gradient_norm};
 use tch::{Device, Kind, Tensor};
 
 use super::compose::Composition;
+use super::watch::{Phase, Rank};
 use crate::config::sections::AttnMask;
 use crate::plan::Plan;
 
@@ -28,6 +29,7 @@ pub(super) struct Outcome {
 pub(super) fn step(
     plan: &Plan,
     mesh: &DeviceMesh,
+    watched: &Rank,
     composition: &mut Composition,
     optimizer: &mut AdamW,
     share: &data::Batch,
@@ -45,6 +47,7 @@ pub(super) fn step(
         let last = microbatch + 1 == plan.data.accumulation;
         local += composition.train(rows, tokens, last)?.to_kind(Kind::Double);
     }
+    watched.at(Phase::Optimizer);
     composition.finish_gradients()?;
     let parameters = &composition.parameters;
     let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;

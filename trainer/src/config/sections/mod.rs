@@ -20,8 +20,8 @@ pub use model::{AttnMask, Model};
 pub use optimizer::{DecayType, Implementation, LrScheduler, Optimizer};
 pub use parallelism::{ExpertBackend, Parallelism, RotateMethod};
 pub use quantize::{
-    CastKernel, Float8GroupedMm, Float8Linear, Float8Recipe, MxGroupedMm, MxLinear, Quantize, QuantizedGroupedMm,
-    QuantizedLinear,
+    CastKernel, Float8GroupedMm, Float8Linear, Float8Recipe, Float8Scaling, MxGroupedMm, MxLinear, MxRecipe, Quantize,
+    QuantizedGroupedMm, QuantizedLinear,
 };
 
 use serde::{Deserialize, Deserializer, Serialize};

@@ -16,7 +16,8 @@ section! {
         /// A `tokenizer.json`, a folder that has one, or "byte" for the tokenizer that needs no file: a token a byte.
         /// Goes before `hf_assets_path`; the byte tokenizer is taken where neither is set.
         pub tokenizer_path: Option<String> = None,
-        /// What is done to the model after it is built: "float8" for Float8 linear layers.
+        /// What is done to the model after it is built: "float8" for Float8 linear layers, "mx" for
+        /// linear layers in a microscaling format.
         pub converters: Names = Names::default(),
         /// Print the model after its converters.
         pub print_after_conversion: bool = false,

@@ -10,14 +10,18 @@ section! {
         pub enable_fsdp_float8_all_gather: bool = false,
         /// Compute the scales of all weights together after each step.
         pub precompute_float8_dynamic_scale_for_fsdp: bool = false,
-        /// Compute Float8 weights again in the backward pass instead of keeping them.
+        /// TorchTitan: compute Float8 weights again in the backward pass instead of keeping them.
         pub force_recompute_fp8_weight_in_bwd: bool = false,
         /// "tensorwise", "rowwise" or "rowwise_with_gw_hp".
         pub recipe_name: Option<Float8Recipe> = None,
-        /// Layers that stay as they are, by name.
+        /// Layers that stay as they are, by name; "auto_filter_small_kn" among them: those too small to gain.
         pub filter_fqns: Names = Names::default(),
         /// Compute in Float8's values without its kernels, for machines that lack them.
         pub emulate: bool = false,
+        /// Ferrotitan: "dynamic" scales come of a tensor's own largest magnitude, "delayed" ones of that of the last steps.
+        pub scaling: Float8Scaling = Float8Scaling::Dynamic,
+        /// Ferrotitan: how many steps delayed scaling remembers.
+        pub amax_history: u64 = 16,
     }
 }
 
@@ -33,15 +37,36 @@ words! {
     }
 }
 
+words! {
+    /// What a scale is computed from.
+    pub enum Float8Scaling {
+        /// The tensor's own largest magnitude.
+        Dynamic = "dynamic",
+        /// The largest magnitude of the last steps.
+        Delayed = "delayed",
+    }
+}
+
 section! {
-    /// `[quantize.linear.mx]`: microscaling formats for linear layers.
+    /// `[quantize.linear.mx]`: microscaling formats for linear layers, switched on by `model.converters = ["mx"]`.
     pub struct MxLinear {
         /// TorchTitan: the kernel of one of the casts.
         pub mxfp8_dim1_cast_kernel_choice: CastKernel = CastKernel::Triton,
-        /// The recipe.
-        pub recipe_name: String = "mxfp8_cublas".into(),
+        /// "mxfp8_cublas", or "mxfp8_emulated" to compute in its values without its kernels. Without such a kernel the two
+        /// are one.
+        pub recipe_name: MxRecipe = MxRecipe::Cublas,
         /// Layers that stay as they are, by name.
         pub filter_fqns: Names = Names::of(&["output"]),
+    }
+}
+
+words! {
+    /// Who multiplies in a microscaling format.
+    pub enum MxRecipe {
+        /// The device, where it can.
+        Cublas = "mxfp8_cublas",
+        /// Other products, with the same numbers.
+        Emulated = "mxfp8_emulated",
     }
 }
 

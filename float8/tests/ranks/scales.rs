@@ -1,99 +1,15 @@
-//! On several ranks: what a layout may not change, and what travels.
-#![allow(clippy::unwrap_used)]
+//! Scales and weights: what a layout may not change, and what of weights travels.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use ferrotitan_float8::comm::{DeviceMesh, Op, threads};
-use ferrotitan_float8::nn::llama::{LlamaConfig, build};
-use ferrotitan_float8::nn::mesh::{Degrees, Mesh, Region, View};
-use ferrotitan_float8::nn::{Batch, Error, Materialize, Model, Transform};
+use ferrotitan_float8::comm::{DeviceMesh, Op};
+use ferrotitan_float8::nn::Materialize;
+use ferrotitan_float8::nn::llama::build;
+use ferrotitan_float8::nn::mesh::{Mesh, View};
 use ferrotitan_float8::tch::{Device, Kind, Tensor, no_grad};
-use ferrotitan_float8::{Float8, Format, Handle, Options, Recipe, cast, quantize};
-use ferrotitan_fsdp::Fsdp;
-use ferrotitan_tp::{Plan, TensorParallel};
+use ferrotitan_float8::{Format, Options, Recipe, cast, quantize};
 
-const ROWS: usize = 4;
-
-fn config() -> LlamaConfig {
-    LlamaConfig {
-        dim: 64,
-        n_layers: 2,
-        n_heads: 4,
-        n_kv_heads: 4,
-        hidden_dim: 128,
-        ..LlamaConfig::flavor("debugmodel", 64).unwrap()
-    }
-}
-
-/// These rows of the global batch, 16 tokens each.
-fn batch(rows: std::ops::Range<usize>) -> Batch {
-    let index = Tensor::arange(ROWS as i64 * 16, (Kind::Int64, Device::Cpu)).view([ROWS as i64, 16]);
-    let own = index.narrow(0, rows.start as i64, rows.len() as i64);
-    Batch::new((&own * 13 + 2).remainder(61), Some((&own * 7 + 1).remainder(61))).unwrap()
-}
-
-/// One rank's model, its handles, and the rows of the batch that it reads.
-struct Rank {
-    model: Model,
-    float8: Handle,
-    fsdp: ferrotitan_fsdp::Handle,
-    rows: std::ops::Range<usize>,
-}
-
-fn rank(mesh: &DeviceMesh, options: &Options, kind: Kind, compute: Option<Kind>) -> Result<Rank, Error> {
-    let mut model = build(&config())?;
-    TensorParallel::new(mesh.clone(), ferrotitan_tp::Options::default(), Plan::llama(&config()))
-        .apply(&mut model, mesh)?;
-    let float8 = Float8::new(options.clone()).with_mesh(mesh).attach(&mut model)?;
-    let fsdp = Fsdp::new(mesh, ferrotitan_fsdp::Options::default()).with_wires(float8.wires()).attach(&mut model)?;
-    model.materialize(&Materialize { seed: 2, kind, compute, device: Device::Cpu }, mesh)?;
-    let count = ROWS / mesh.size(View::LOSS);
-    let start = mesh.index(View::LOSS) * count;
-    Ok(Rank { model, float8, fsdp, rows: start..start + count })
-}
-
-fn on<T: Send>(degrees: Degrees, body: impl Fn(DeviceMesh) -> Result<T, Error> + Sync) -> Vec<T> {
-    run(degrees, body).unwrap()
-}
-
-fn run<T: Send>(
-    degrees: Degrees,
-    body: impl Fn(DeviceMesh) -> Result<T, Error> + Sync,
-) -> Result<Vec<T>, ferrotitan_float8::comm::Error> {
-    let timeout = Duration::from_secs(30);
-    threads::run(degrees, &threads::Options { timeout, intra_op_threads: Some(1), ..threads::Options::default() }, body)
-}
-
-/// A rank's loss, and by name its parameters' regions and gradients.
-type Outcome = (f64, BTreeMap<String, (Region, Tensor)>);
-
-fn step(rank: &mut Rank, mesh: &DeviceMesh) -> Result<Outcome, Error> {
-    rank.model.parameters().iter().for_each(|parameter| parameter.clear_gradient().unwrap());
-    let loss = rank.model.forward(&batch(rank.rows.clone()))? / 64.0;
-    loss.backward();
-    rank.fsdp.finish_backward()?;
-    rank.float8.finish_gradients()?;
-    let loss = mesh
-        .group(View::LOSS)
-        .unwrap()
-        .all_reduce_scalar(loss.double_value(&[]), ferrotitan_float8::comm::ReduceOp::Sum);
-    let gradient = |parameter: &ferrotitan_float8::nn::Parameter| {
-        let gradient = parameter.gradient().unwrap().unwrap().copy();
-        (parameter.name().to_owned(), (parameter.layout().local_region(mesh), gradient))
-    };
-    Ok((loss.unwrap(), rank.model.parameters().iter().map(gradient).collect()))
-}
-
-fn part(whole: &Tensor, region: &Region) -> Tensor {
-    region.ranges().enumerate().fold(whole.shallow_clone(), |part, (axis, range)| {
-        part.narrow(axis as i64, range.start as i64, range.len() as i64)
-    })
-}
-
-fn degrees(dp_shard: usize, tp: usize) -> Degrees {
-    Degrees { dp_shard, tp, ..Degrees::default() }
-}
+use crate::support::{Rank, batch, config, degrees, on, part, rank, run, step};
 
 /// In fp64, where nothing but a scale or a cast that depends on the layout could make a difference.
 #[test]

@@ -1,0 +1,161 @@
+//! What a run starts from: its own latest checkpoint, a given step of it, another run's, or nothing.
+
+use anyhow::{Context as _, bail};
+use ferrotitan_checkpoint::interchange::Opened;
+use ferrotitan_checkpoint::{Checkpoint, Item, LoadOptions, Store, Which, load, steps};
+use ferrotitan_comm::DeviceMesh;
+use ferrotitan_mesh::Mesh as _;
+use ferrotitan_optim::AdamW;
+use serde_json::Value;
+
+use super::items;
+use crate::checkpoint_address::open_at;
+use crate::plan::{CheckpointPlan, InitialCheckpoint, Part, Plan};
+use crate::train::compose::Composition;
+use crate::train::progress::Progress;
+
+/// Loads what the plan says the run starts from, if anything, and says how far that run had come.
+pub(in crate::train) fn start(
+    plan: &Plan,
+    mesh: &DeviceMesh,
+    composition: &Composition,
+    optimizer: &AdamW,
+) -> anyhow::Result<Progress> {
+    let Some(asked) = &plan.checkpoint else { return Ok(Progress::default()) };
+    let store = Store::open(&asked.address).context("checkpoint.folder")?;
+    let existing = steps(&store).context("checkpoint.folder")?;
+    let progress = match (&asked.initial, asked.load_step, existing.last()) {
+        (_, Some(step), _) => own(asked, &store, Which::Step(step), mesh, composition, optimizer)?,
+        (initial, None, Some(_)) => {
+            if initial.is_some() && mesh.rank() == 0 {
+                tracing::info!("going on with the run's own checkpoint; checkpoint.initial_load_path is not needed");
+            }
+            own(asked, &store, Which::Latest, mesh, composition, optimizer)?
+        }
+        (Some(initial), None, None) => other(asked, initial, mesh, composition, optimizer)?,
+        (None, None, None) => return Ok(Progress::default()),
+    };
+    if asked.saves
+        && let Some(later) = existing.iter().find(|step| **step > progress.step)
+    {
+        bail!(
+            "{store} has step {later}, later than step {} that this run starts from, and would be in its way: delete the \
+             later steps, set another checkpoint.folder, or set checkpoint.load_only",
+            progress.step
+        );
+    }
+    composition.after_update()?;
+    Ok(progress)
+}
+
+/// A checkpoint of this run.
+fn own(
+    asked: &CheckpointPlan,
+    store: &Store,
+    which: Which,
+    mesh: &DeviceMesh,
+    composition: &Composition,
+    optimizer: &AdamW,
+) -> anyhow::Result<Progress> {
+    let checkpoint = Checkpoint::open(store, which)?;
+    // Initial weights come without a run.
+    let seed = checkpoint.step() == 0;
+    resume(asked, &checkpoint, seed, LoadOptions::default(), mesh, composition, optimizer)
+}
+
+/// A checkpoint of another run: ours, PyTorch's, or a Hugging Face model.
+fn other(
+    asked: &CheckpointPlan,
+    initial: &InitialCheckpoint,
+    mesh: &DeviceMesh,
+    composition: &Composition,
+    optimizer: &AdamW,
+) -> anyhow::Result<Progress> {
+    const KEY: &str = "checkpoint.initial_load_path";
+    let cast = LoadOptions { cast: true, exact: false };
+    let opened = open_at(&initial.address, None).context(KEY)?;
+    if initial.hugging_face && !matches!(opened, Opened::HuggingFace(_)) {
+        bail!("{KEY}: {} holds a {opened}; leave checkpoint.initial_load_in_hf at false", initial.address);
+    }
+    if let Opened::Native(checkpoint) = &opened {
+        return resume(asked, checkpoint, initial.model_only, cast, mesh, composition, optimizer).context(KEY);
+    }
+    if !initial.model_only {
+        bail!("{KEY}: of a {opened} the model alone can be loaded; set checkpoint.initial_load_model_only");
+    }
+    load(&opened, items::model(composition, None)?, mesh, &cast).context(KEY)?;
+    Ok(Progress::default())
+}
+
+/// Goes on where a checkpoint ends.
+fn resume(
+    asked: &CheckpointPlan,
+    checkpoint: &Checkpoint,
+    model_only: bool,
+    options: LoadOptions,
+    mesh: &DeviceMesh,
+    composition: &Composition,
+    optimizer: &AdamW,
+) -> anyhow::Result<Progress> {
+    let state = checkpoint.state();
+    let wants_optimizer = !model_only && asked.loads(Part::Optimizer);
+    if wants_optimizer && state["model_only"] == Value::Bool(true) {
+        bail!(
+            "step {} holds the model alone (checkpoint.last_save_model_only): set checkpoint.load_step to an earlier \
+             step, or checkpoint.exclude_from_loading to \"optimizer\"",
+            checkpoint.step()
+        );
+    }
+    let mut all: Vec<Item> = items::model(composition, None)?;
+    if wants_optimizer {
+        all.extend(items::optimizer(optimizer)?);
+    }
+    let float8 = if model_only { Vec::new() } else { items::float8_in(checkpoint, composition) };
+    all.extend(float8.iter().map(|item| Item::new(&item.name, item.layout.clone(), item.tensor.shallow_clone())));
+    load(checkpoint, all, mesh, &options)?;
+    items::restore_float8(&float8, composition)?;
+    let mut progress = match model_only {
+        true => Progress::default(),
+        false => {
+            let found = serde_json::from_value::<Progress>(state["progress"].clone());
+            found.with_context(|| format!("the progress of step {}", checkpoint.step()))?
+        }
+    };
+    if !asked.loads(Part::LrScheduler) {
+        progress.schedule = 0;
+    }
+    if !asked.loads(Part::Dataloader) {
+        progress.cursor = Default::default();
+    }
+    if !asked.loads(Part::TrainState) {
+        (progress.step, progress.tokens) = (0, 0);
+    }
+    if mesh.rank() == 0 {
+        tracing::info!("loaded step {}; the next step is {}", checkpoint.step(), progress.step + 1);
+        if progress.cursor != Default::default() {
+            data_changed(&state["config"], &asked.config);
+        }
+    }
+    Ok(progress)
+}
+
+/// Warns when the place in the data is of other data.
+fn data_changed(before: &Value, now: &Value) {
+    let keys = [
+        ["training", "dataset"],
+        ["training", "dataset_path"],
+        ["training", "dataset_text_field"],
+        ["training", "dataset_max_bytes"],
+        ["training", "seq_len"],
+        ["model", "tokenizer_path"],
+        ["debug", "seed"],
+    ];
+    for [section, key] in keys {
+        let (before, now) = (&before[section][key], &now[section][key]);
+        if before != now {
+            tracing::warn!(
+                "{section}.{key} was {before} and is {now}: the run goes on at the same sample number of other data"
+            );
+        }
+    }
+}
