@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 
 use ferrotitan_checkpoint::comm::DeviceMesh;
 use ferrotitan_checkpoint::mesh::Layout;
-use ferrotitan_checkpoint::{
-    Checkpoint, Item, LoadOptions, Mode, SaveOptions, Saver, Source, Store, Which, load,
-};
+use ferrotitan_checkpoint::{Checkpoint, Item, LoadOptions, Mode, SaveOptions, Saver, Source, Store, Which, load};
 use ferrotitan_ext::memory;
 use tch::{Device, Kind, Tensor};
 
@@ -44,8 +42,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok(Saver::new(store, mesh.clone(), options))
     };
     let (mut in_turn, mut behind) = (saver(Mode::Sync, "sync")?, saver(Mode::Async, "async")?);
+    // First of all, since memory that was used before does not show.
+    println!("peak memory beyond what was there, as a share of the tensors:");
+    peak(bytes, "save", || Ok(in_turn.save(1000, items(&tensors), serde_json::Value::Null).map(drop)?))?;
+    let checkpoint = Checkpoint::open(&Store::open(&folder.path().join("sync").to_string_lossy())?, Which::Latest)?;
+    peak(bytes, "load", || Ok(load(&checkpoint, items(&tensors), &mesh, &LoadOptions::default()).map(drop)?))?;
+    peak(bytes, "async save, staging included", || {
+        behind.save(1000, items(&tensors), serde_json::Value::Null)?;
+        Ok(behind.wait().map(drop)?)
+    })?;
+
     // One buffer for the plain reads and writes, which is no part of what is measured.
-    let mut plain: Vec<u8> = tensors.iter().flat_map(|tensor| ferrotitan_ext::storage::to_bytes(tensor).unwrap()).collect();
+    let mut plain: Vec<u8> =
+        tensors.iter().flat_map(|tensor| ferrotitan_ext::storage::to_bytes(tensor).unwrap()).collect();
     let copy = folder.path().join("plain");
     for round in 0..rounds as u64 {
         bench.time("write plainly", || write(&copy, &plain))?;
@@ -57,7 +66,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         bench.note("  writing it behind", done.write + done.commit);
 
         bench.time("read plainly", || Ok(File::open(&copy)?.read_exact(&mut plain)?))?;
-        let checkpoint = Checkpoint::open(&Store::open(&folder.path().join("sync").to_string_lossy())?, Which::Latest)?;
+        let checkpoint =
+            Checkpoint::open(&Store::open(&folder.path().join("sync").to_string_lossy())?, Which::Step(round))?;
         bench.time("load", || {
             load(&checkpoint, items(&tensors), &mesh, &LoadOptions::default()).map(drop).map_err(Into::into)
         })?;
@@ -70,18 +80,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     bench.report();
 
-    drop(plain);
-    println!("peak memory beyond what was there, as a share of the tensors:");
-    peak(bytes, "save", || Ok(in_turn.save(1000, items(&tensors), serde_json::Value::Null).map(drop)?))?;
-    let checkpoint = Checkpoint::open(&Store::open(&folder.path().join("sync").to_string_lossy())?, Which::Latest)?;
-    peak(bytes, "load", || Ok(load(&checkpoint, items(&tensors), &mesh, &LoadOptions::default()).map(drop)?))?;
-    drop(behind);
-    memory::trim();
-    let mut fresh = saver(Mode::Async, "async")?;
-    peak(bytes, "async save, staging included", || {
-        fresh.save(2000, items(&tensors), serde_json::Value::Null)?;
-        Ok(fresh.wait().map(drop)?)
-    })?;
     Ok(())
 }
 
@@ -114,7 +112,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn time(&mut self, what: &'static str, body: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<(), Box<dyn Error>> {
+    fn time(
+        &mut self,
+        what: &'static str,
+        body: impl FnOnce() -> Result<(), Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
         let begun = Instant::now();
         body()?;
         self.note(what, begun.elapsed());

@@ -38,7 +38,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             let opened = open(&Store::open(folder)?, Which::Latest)?;
             println!("{opened}");
             for Row { name, info, bytes, files, .. } in opened.inspect() {
-                println!("{name:60} {:5} {:20} {bytes:>14} {}", info.dtype, format!("{:?}", info.shape), files.join(" "));
+                println!(
+                    "{name:60} {:5} {:20} {bytes:>14} {}",
+                    info.dtype,
+                    format!("{:?}", info.shape),
+                    files.join(" ")
+                );
             }
         }
         _ => println!("hugging_face FOLDER | import MODEL CHECKPOINTS | export CHECKPOINTS LIKE OUT"),

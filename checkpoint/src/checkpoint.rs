@@ -96,10 +96,8 @@ impl Checkpoint {
             return Err(Error::Damaged { object: store.name(MANIFEST), reason: format!("tensor {tensor}: {reason}") });
         }
         let Manifest { state, tensors, files, .. } = manifest;
-        let (tensors, parts) = tensors
-            .into_iter()
-            .map(|(name, entry)| ((name.clone(), entry.info()), (name, entry.parts)))
-            .unzip();
+        let (tensors, parts) =
+            tensors.into_iter().map(|(name, entry)| ((name.clone(), entry.info()), (name, entry.parts))).unzip();
         Ok(Checkpoint { store, step, state, tensors, parts, files })
     }
 

@@ -163,10 +163,8 @@ const SEAL_BYTES: usize = SEAL.0.len() + 8 + SEAL.1.len();
 
 /// A JSON object with a last member of its own: the CRC-32C of all bytes before the comma.
 pub(crate) fn seal(value: &impl Serialize) -> Result<Bytes> {
-    let refused = |error: serde_json::Error| Error::Unsupported {
-        what: "this state".to_owned(),
-        reason: error.to_string(),
-    };
+    let refused =
+        |error: serde_json::Error| Error::Unsupported { what: "this state".to_owned(), reason: error.to_string() };
     let mut json = serde_json::to_vec(value).map_err(refused)?;
     json.pop();
     let sum = format!("{:08x}", crc32c::crc32c(&json));
@@ -179,8 +177,8 @@ pub(crate) fn seal(value: &impl Serialize) -> Result<Bytes> {
 /// The value in a sealed object.
 pub(crate) fn unseal<T: DeserializeOwned>(object: &str, bytes: &[u8]) -> Result<T> {
     let damaged = |reason: String| Error::Damaged { object: object.to_owned(), reason };
-    let (content, sum) =
-        split_seal(bytes).ok_or_else(|| damaged("it does not end as it should, so part of it is missing".to_owned()))?;
+    let (content, sum) = split_seal(bytes)
+        .ok_or_else(|| damaged("it does not end as it should, so part of it is missing".to_owned()))?;
     if sum != crc32c::crc32c(content) {
         return Err(damaged("its checksum is another than when it was written".to_owned()));
     }

@@ -29,7 +29,8 @@ fn save_on(address: &str) {
     let two = Degrees { dp_shard: 2, ..Degrees::default() };
     threads::run(two, &threads::Options::default(), |mesh| -> Result<(), BoxError> {
         let store = Store::open(address)?;
-        let options = SaveOptions { mode: Mode::Async, keep_latest_k: 2, file_bytes: 3 << 20, ..SaveOptions::default() };
+        let options =
+            SaveOptions { mode: Mode::Async, keep_latest_k: 2, file_bytes: 3 << 20, ..SaveOptions::default() };
         let first = steps(&store)?.last().map_or(1, |step| step + 1);
         mesh.world().barrier()?;
         let mut saver = Saver::new(store, mesh.clone(), options);

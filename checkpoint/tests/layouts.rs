@@ -54,7 +54,8 @@ impl Choice {
         let mut layout = Layout::replicated(shape);
         for (dims, axis, kind, cuts) in &self.splits {
             // The four dimensions besides the stages', as a set.
-            let view: View = Dim::ALL[1..].iter().enumerate().filter(|(i, _)| dims >> i & 1 == 1).map(|(_, d)| *d).collect();
+            let view: View =
+                Dim::ALL[1..].iter().enumerate().filter(|(i, _)| dims >> i & 1 == 1).map(|(_, d)| *d).collect();
             if shape.is_empty() || view.overlaps(layout.split_view()) {
                 continue;
             }

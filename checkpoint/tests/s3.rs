@@ -41,7 +41,6 @@ impl Quota {
     }
 }
 
-
 #[async_trait::async_trait]
 impl S3Access for Quota {
     async fn put_object(&self, request: &mut S3Request<PutObjectInput>) -> S3Result<()> {

@@ -6,13 +6,14 @@ use std::cell::Cell;
 use std::env;
 use std::net::TcpListener;
 use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ferrotitan_comm::conformance::{self, Ranks, Verdict};
 use ferrotitan_comm::mesh::{Degrees, Grid, Mesh};
 use ferrotitan_comm::tch::{Device, Kind, Tensor};
-use ferrotitan_comm::{DeviceMesh, Error, ReduceOp, Result, processes};
+use ferrotitan_comm::{BoxError, DeviceMesh, Error, Recorder, ReduceOp, Result, processes};
 use ferrotitan_ext::store::{Store, TcpStoreOptions};
 
 /// Set in the processes that are ranks.
@@ -238,4 +239,35 @@ fn a_process_that_stands_still_does_not_hold_the_others() {
     });
     let error = ended.unwrap_err();
     assert!(stopped.elapsed() < Duration::from_secs(20), "{:?}: {error}", stopped.elapsed());
+}
+
+#[test]
+fn a_process_that_waits_is_told_before_its_waiting_ends() {
+    let size = 3;
+    if let Some(codes) = ranks("a_process_that_waits_is_told_before_its_waiting_ends", size) {
+        assert_eq!(codes, vec![Some(0); size]);
+        return;
+    }
+    let told = Arc::new(Mutex::new(None));
+    let (telling, recorder) = (told.clone(), Arc::new(Mutex::new(None::<Recorder>)));
+    let seen = recorder.clone();
+    let on_failure = processes::OnFailure::new(move |rank, reason| {
+        let waits = seen.lock().unwrap().as_ref().and_then(|recorder| recorder.events().pop());
+        let waits = waits.is_some_and(|event| event.waited.is_some() && event.failed.is_none());
+        *telling.lock().unwrap() = Some((rank, reason.to_owned(), waits));
+    });
+    let options =
+        processes::Options { device: Some(Device::Cpu), on_failure: Some(on_failure), ..processes::Options::default() };
+    let ran = processes::run(Degrees { dp_shard: size, ..Degrees::default() }, &options, |mesh| {
+        *recorder.lock().unwrap() = Some(mesh.recorder().clone());
+        match mesh.rank() {
+            1 => Err(BoxError::from("no more paper")),
+            // Each waits for the other, so that no connection of theirs breaks by itself.
+            rank => Ok(mesh.world().recv(&[1], Kind::Float, 2 - rank).map(drop)?),
+        }
+    });
+    let rank: usize = env::var("RANK").unwrap().parse().unwrap();
+    let told = told.lock().unwrap().clone();
+    assert!(ran.is_err());
+    assert_eq!(told, (rank != 1).then(|| (1, "no more paper".to_owned(), true)));
 }

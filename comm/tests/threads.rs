@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ferrotitan_comm::conformance::{self, Case, Ranks, Verdict};
 use ferrotitan_comm::mesh::{Degrees, Mesh, View};
 use ferrotitan_comm::tch::{Device, Kind, Tensor};
-use ferrotitan_comm::{DeviceMesh, Error, Group, Op, ReduceOp, Result, threads};
+use ferrotitan_comm::{DeviceMesh, Error, Event, Failure, Group, Op, ReduceOp, Result, threads};
 use proptest::prelude::*;
 
 fn options(timeout: Duration) -> threads::Options {
@@ -272,4 +272,38 @@ fn a_rank_that_told_of_its_failure_is_the_cause() {
     // Told, and then returned a value all the same: the run did not succeed.
     let error = run(Ok(())).unwrap_err();
     assert!(error.to_string().contains("the disk is full"), "{error}");
+}
+
+#[test]
+fn messages_are_counted_from_rank_to_rank_and_failures_are_noted() {
+    let degrees = Degrees { dp_shard: 3, ..Degrees::default() };
+    let events = threads::run(degrees, &options(Duration::from_millis(300)), |mesh| {
+        let (group, own) = (mesh.world(), Tensor::ones([2], (Kind::Float, mesh.device())));
+        let receive = |from| group.recv(&[2], Kind::Float, from).map(drop);
+        match mesh.rank() {
+            0 => (0..2).try_for_each(|_| group.send(&own, 2))?,
+            1 => group.send(&own, 2)?,
+            _ => [1, 0, 0].into_iter().try_for_each(receive)?,
+        }
+        group.barrier()?;
+        assert_eq!(group.entered(), 1, "messages do not count");
+        assert_eq!(mesh.groups().keys().collect::<Vec<_>>(), ["batch", "dp_shard", "fsdp", "loss", "world"]);
+        if mesh.rank() == 2 {
+            let late = receive(0).unwrap_err();
+            assert!(matches!(&late, Error::Timeout { waiting_for, .. } if waiting_for == &[0]), "{late}");
+        }
+        // Those that are done first wait for nothing more.
+        std::thread::sleep(Duration::from_millis(600));
+        Ok::<_, Error>(mesh.recorder().events())
+    });
+    let found = |rank: usize, events: &[Event]| -> Vec<_> {
+        let messages = events.iter().filter(|event| event.op.is_point_to_point());
+        messages.map(|event| (rank, event.peer.unwrap(), event.sequence, event.failed)).collect()
+    };
+    let events = events.unwrap();
+    assert_eq!(found(0, &events[0]), [(0, 2, 0, None), (0, 2, 1, None)]);
+    assert_eq!(found(1, &events[1]), [(1, 2, 0, None)]);
+    let late = Some(Failure::Timeout);
+    assert_eq!(found(2, &events[2]), [(2, 1, 0, None), (2, 0, 0, None), (2, 0, 1, None), (2, 0, 2, late)]);
+    assert_eq!(events[2].last().unwrap().signature(), "recv of Float [2] from group rank 0");
 }

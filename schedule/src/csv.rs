@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::str::FromStr;
 
 use crate::action::{Action, Kind, Schedule, Step};
 use crate::error::{Error, Result, Unsound};
@@ -146,6 +147,23 @@ fn read(text: &str) -> Result<Vec<Vec<Cell>>> {
         lines.push(cells);
     }
     Ok(lines)
+}
+
+impl FromStr for Step {
+    type Err = Error;
+
+    /// Reads a computation as [`Step`] displays it, and as it stands in CSV: `0F3`, or `(0F3;3B1)OVERLAP_F_B`.
+    ///
+    /// # Errors
+    /// [`Error::Csv`].
+    fn from_str(text: &str) -> Result<Self> {
+        let other = || format!("`{}` is no computation", shown(text));
+        let read = cell(text).and_then(|op| match op {
+            Op::Compute(step) => Ok(step),
+            _ => Err(other()),
+        });
+        read.map_err(|reason| Error::Csv { line: 1, column: 1, reason })
+    }
 }
 
 /// A cell that could not be read, as it may be shown.

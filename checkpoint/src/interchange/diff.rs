@@ -49,11 +49,7 @@ pub enum Finding {
 ///
 /// # Errors
 /// Those of the sources.
-pub fn diff(
-    first: &dyn Source,
-    second: &dyn Source,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<Difference>> {
+pub fn diff(first: &dyn Source, second: &dyn Source, progress: &mut dyn FnMut(u64, u64)) -> Result<Vec<Difference>> {
     let (mut differences, mut common) = (Vec::new(), Vec::new());
     let mut found = |tensor: &String, finding| differences.push(Difference { tensor: tensor.clone(), finding });
     for (name, a) in first.tensors() {
@@ -112,7 +108,8 @@ fn compare(a: &Tensor, b: &Tensor) -> Result<(u64, f64, f64)> {
     let count = equal.f_logical_not()?.f_sum(Kind::Int64)?;
     let absolute = a.f_sub(b)?.f_abs()?.f_nan_to_num(f64::INFINITY, f64::INFINITY, None)?.f_masked_fill(&equal, 0.0)?;
     let larger = a.f_abs()?.f_maximum(&b.f_abs()?)?;
-    let relative = absolute.f_div(&larger)?.f_nan_to_num(f64::INFINITY, f64::INFINITY, None)?.f_masked_fill(&equal, 0.0)?;
+    let relative =
+        absolute.f_div(&larger)?.f_nan_to_num(f64::INFINITY, f64::INFINITY, None)?.f_masked_fill(&equal, 0.0)?;
     Ok((count.f_int64_value(&[])? as u64, largest(&absolute)?, largest(&relative)?))
 }
 

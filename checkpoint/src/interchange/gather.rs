@@ -76,7 +76,8 @@ impl Stored<'_> {
             let mut window = Window { range: first..first, parts: Vec::new() };
             while let Some(run) = &mut left {
                 let reach = first + WINDOW;
-                if run.start.saturating_sub(window.range.end) > GAP || run.start >= reach || window.parts.len() == PARTS {
+                if run.start.saturating_sub(window.range.end) > GAP || run.start >= reach || window.parts.len() == PARTS
+                {
                     break;
                 }
                 let end = run.end.min(reach);
@@ -97,4 +98,44 @@ impl Stored<'_> {
 struct Window {
     range: Range<u64>,
     parts: Vec<Range<usize>>,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    #[test]
+    fn only_what_a_region_needs_is_read_in_requests_of_bounded_size() {
+        let store = Store::from_object_store(Arc::new(InMemory::new()), "folder").unwrap();
+        let (start, shape) = (5, [9, 1_500_000]);
+        let bytes: Vec<u8> = (0..13_500_005_u32).map(|at| (at % 251) as u8).collect();
+        store.put("file", bytes.clone().into()).unwrap();
+        let whole = Region::whole(&shape);
+        let stored = Stored { store: &store, path: "file", start, region: &whole, size: 1 };
+        for (offset, shape, most) in [
+            ([0, 0], [9, 1_500_000], 13_500_000),
+            ([3, 7], [5, 1], 5),
+            ([1, 100], [8, 1_000_000], 8_000_000),
+            ([0, 1_499_999], [9, 1], 9),
+            ([2, 0], [6, 1_495_000], 6 * 1_495_000 + 5 * 5000),
+        ] {
+            let want = Region { offset: offset.to_vec(), shape: shape.to_vec() };
+            let windows: Vec<_> = stored.windows(&want).collect();
+            assert!(windows.iter().all(|window| window.range.end - window.range.start <= WINDOW));
+            assert!(windows.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start));
+            assert_eq!(windows.iter().map(|window| window.range.end - window.range.start).sum::<u64>(), most);
+
+            let mut out = vec![0; want.numel()];
+            stored.copy_to(&want, &mut out).unwrap();
+            for (row, found) in out.chunks(shape[1]).enumerate() {
+                let first = start as usize + (offset[0] + row) * 1_500_000 + offset[1];
+                assert!(found == &bytes[first..first + shape[1]]);
+            }
+        }
+    }
 }

@@ -102,7 +102,8 @@ impl Job {
             .iter()
             .map(|Piece { shard, region, .. }| {
                 let Shard { name, dtype, shape, .. } = &shards[*shard];
-                let key = if region.shape == *shape { name.clone() } else { format!("{name}@{}", dotted(&region.offset)) };
+                let key =
+                    if region.shape == *shape { name.clone() } else { format!("{name}@{}", dotted(&region.offset)) };
                 (key, TensorInfo { shape: region.shape.clone(), dtype: *dtype })
             })
             .collect();

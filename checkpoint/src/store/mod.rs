@@ -58,10 +58,8 @@ impl Store {
     /// # Errors
     /// [`Error::Address`] when the prefix is no path.
     pub fn from_object_store(objects: Arc<dyn ObjectStore>, prefix: &str) -> Result<Self> {
-        let bad = |error: object_store::path::Error| Error::Address {
-            address: prefix.to_owned(),
-            reason: error.to_string(),
-        };
+        let bad =
+            |error: object_store::path::Error| Error::Address { address: prefix.to_owned(), reason: error.to_string() };
         let (address, prefix) = (objects.to_string(), Path::parse(prefix).map_err(bad)?);
         Ok(Store { address: format!("{address}/{prefix}"), objects, prefix, folder: None, timeout: Self::TIMEOUT })
     }
@@ -266,10 +264,8 @@ impl Store {
 
     /// Where an object of this path is in the store behind.
     pub(crate) fn locate(&self, path: &str) -> Result<Path> {
-        let bad = |error: object_store::path::Error| Error::Address {
-            address: self.name(path),
-            reason: error.to_string(),
-        };
+        let bad =
+            |error: object_store::path::Error| Error::Address { address: self.name(path), reason: error.to_string() };
         Ok(self.prefix.parts().chain(Path::parse(path).map_err(bad)?.parts()).collect())
     }
 

@@ -33,9 +33,8 @@ impl<T: Send + 'static> Pending<T> {
         timeout: Duration,
         work: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<Self> {
-        let runtime = RUNTIME
-            .as_ref()
-            .map_err(|error| Error::Thread { thread: "object store", reason: error.to_string() })?;
+        let runtime =
+            RUNTIME.as_ref().map_err(|error| Error::Thread { thread: "object store", reason: error.to_string() })?;
         let (tell, answer) = sync_channel(1);
         runtime.spawn(async move {
             // Nobody listens when the waiting side has met another error.
@@ -49,18 +48,23 @@ impl<T: Send + 'static> Pending<T> {
         match answer.recv() {
             Ok(Some(answer)) => answer.map_err(|error| explain(action, object, error)),
             Ok(None) => Err(Error::TimedOut { action, object, after: timeout }),
-            Err(_) => Err(Error::Thread { thread: "object store", reason: format!("it panicked in {action} {object}") }),
+            Err(_) => {
+                Err(Error::Thread { thread: "object store", reason: format!("it panicked in {action} {object}") })
+            }
         }
     }
 }
 
 fn explain(action: &'static str, object: String, error: object_store::Error) -> Error {
     let reason = error.to_string();
+    // Refused lists come as errors of no kind of their own.
+    let refused = ["403 Forbidden", "401 Unauthorized"].iter().any(|status| reason.contains(status));
     match error {
         object_store::Error::NotFound { .. } => Error::NotFound { object },
         object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
             Error::Denied { action, object, reason }
         }
+        object_store::Error::Generic { .. } if refused => Error::Denied { action, object, reason },
         _ => Error::Store { action, object, reason },
     }
 }

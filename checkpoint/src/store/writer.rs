@@ -85,8 +85,7 @@ impl Writer {
         }
         match self.upload.take() {
             Some(mut upload) => {
-                let completed =
-                    self.store.start("write", &self.path, async move { upload.complete().await.map(drop) });
+                let completed = self.store.start("write", &self.path, async move { upload.complete().await.map(drop) });
                 completed?.wait()
             }
             None => Ok(()),

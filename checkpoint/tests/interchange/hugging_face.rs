@@ -52,7 +52,7 @@ fn permuted(ours: &[u8], heads: usize, row: usize) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) })]
 
     #[test]
     fn what_is_written_is_read_region_by_region(

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use ferrotitan_checkpoint::Source;
-use ferrotitan_checkpoint::interchange::hugging_face::{Config, RopeScaling};
 use ferrotitan_checkpoint::interchange::Memory;
+use ferrotitan_checkpoint::interchange::hugging_face::{Config, RopeScaling};
 use ferrotitan_checkpoint::mesh::Region;
 use ferrotitan_checkpoint::tch::{Kind, Tensor};
 use proptest::prelude::*;
@@ -52,7 +52,8 @@ pub(crate) fn shapes(config: &Config) -> Vec<(String, Vec<usize>)> {
     let kv = dim / config.n_heads * config.n_kv_heads;
     let mut shapes = vec![("tok_embeddings.weight".to_owned(), vec![vocab_size, dim])];
     for layer in 0..config.n_layers {
-        let mut add = |name: &str, shape: &[usize]| shapes.push((format!("layers.{layer}.{name}.weight"), shape.to_vec()));
+        let mut add =
+            |name: &str, shape: &[usize]| shapes.push((format!("layers.{layer}.{name}.weight"), shape.to_vec()));
         add("attention.wq", &[dim, dim]);
         add("attention.wk", &[kv, dim]);
         add("attention.wv", &[kv, dim]);

@@ -94,7 +94,11 @@ fn run(folder: &Path, jobs: &[Value]) -> bool {
         .unwrap();
     let said = String::from_utf8_lossy(&run.stderr);
     if run.status.code() == Some(77) {
-        eprintln!("SKIPPED: {} cannot import transformers ({}); `pip install transformers` there", python.display(), said.trim());
+        eprintln!(
+            "SKIPPED: {} cannot import transformers ({}); `pip install transformers` there",
+            python.display(),
+            said.trim()
+        );
         return false;
     }
     assert!(run.status.success(), "{said}");

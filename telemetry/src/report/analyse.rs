@@ -137,20 +137,15 @@ impl Case<'_> {
     /// Of the collectives in which a rank is waited for, the one that it should have come to first.
     fn missed(&self, rank: usize) -> Option<(Missed, &str)> {
         let waits: Vec<&Wait> = self.waits.iter().filter(|wait| wait.missing.contains(&rank)).collect();
-        let is_first = |wait: &&&Wait| !waits.iter().any(|other| self.has_passed(wait.rank, other));
-        let wait = waits.iter().find(is_first).or(waits.first())?;
+        // All ranks run one program, so what whoever waits has come to before, this one should come to before too.
+        let is_later = |wait: &Wait| {
+            let dump = self.evidence.dumps.get(&wait.rank);
+            let mut others = waits.iter().filter(|other| !other.is_message());
+            others.any(|other| dump.is_some_and(|dump| came_first(dump, other, wait) > 0))
+        };
+        let wait = waits.iter().find(|wait| !is_later(wait)).or(waits.first())?;
         let Wait { op, sequence, group, what, .. } = wait;
         Some((Missed { op: op.clone(), sequence: *sequence, group: group.clone() }, what))
-    }
-
-    /// Whether a rank has been where another waits: at that number of its own group of that name. All ranks run one
-    /// program, so what it came to first, the other should too.
-    fn has_passed(&self, rank: usize, other: &Wait) -> bool {
-        let entered = self.evidence.dumps.get(&rank).and_then(|dump| dump.entered.get(&other.group));
-        let stands_there = self.waits.iter().any(|wait| {
-            wait.rank == rank && (&wait.group, wait.sequence, &wait.op) == (&other.group, other.sequence, &other.op)
-        });
-        !other.is_message() && !stands_there && entered.is_some_and(|&entered| entered > other.sequence)
     }
 
     /// `; ranks 0 to 2 wait`.

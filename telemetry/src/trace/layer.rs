@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Metadata, Subscriber};
+use tracing::Subscriber;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{FilterFn, Filtered, filter_fn};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
@@ -71,12 +71,12 @@ impl Spans {
     }
 
     /// The layer that keeps them, for a [`tracing_subscriber::Registry`]. It asks for no span but its own.
-    pub fn layer<S>(&self) -> Filtered<SpanLayer, FilterFn<fn(&Metadata<'_>) -> bool>, S>
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
-        let wanted: fn(&Metadata<'_>) -> bool = |metadata| metadata.is_span() && metadata.target() == TARGET;
-        SpanLayer(self.clone()).with_filter(filter_fn(wanted))
+        let wanted = filter_fn(|metadata| metadata.is_span() && metadata.target() == TARGET);
+        SpanLayer(self.clone()).with_filter(wanted)
     }
 
     /// Gives a rank's spans away.
@@ -101,8 +101,7 @@ impl Spans {
 }
 
 /// The layer of [`Spans::layer`].
-#[derive(Debug)]
-pub struct SpanLayer(Spans);
+struct SpanLayer(Spans);
 
 /// A span that has not ended.
 struct Open {

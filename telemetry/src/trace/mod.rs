@@ -15,7 +15,7 @@ mod table;
 
 pub use chrome::merge;
 pub use clock::{Clock, offset};
-pub use layer::{SpanLayer, Spans, TARGET};
+pub use layer::{Spans, TARGET};
 pub use pipeline::{Row, pipeline_rows};
 pub use slow::{SlowRank, Turn, Waits, slow_rank};
 pub use span::{RankTrace, Span, Trace, Track};

@@ -74,20 +74,23 @@ fn curves(results: &Results, page: &mut String) {
             });
             drawn.collect()
         };
-        let what = reference.map_or_else(String::new, |name| format!(" of the cells of reference {name}"));
+        let count = group.len();
+        let what = match reference {
+            Some(name) => format!("{count} curves: {name} and what is compared with it"),
+            None => format!("{count} curves"),
+        };
+        let _ = writeln!(page, "<h2>{}</h2>", escaped(&what));
         let mut figure = |title: &str, scale, value: &dyn Fn(&Point) -> Option<f64>| {
-            let title = escaped(&format!("{title}{what}, {} curves", group.len()));
-            let _ = writeln!(
-                page,
-                "<figure><figcaption>{title}</figcaption>{}</figure>",
-                lines(&title, scale, &curve(value))
-            );
+            let picture = lines(title, scale, &curve(value));
+            let _ = writeln!(page, "<figure><figcaption>{title}</figcaption>{picture}</figure>");
         };
         figure("Loss", Scale::Linear, &|point| Some(point.loss));
         figure("Gradient norm", Scale::Linear, &|point| Some(point.grad_norm));
         if reference.is_some() {
-            figure("Loss off by", Scale::Log, &|point| point.deviation.map(|found| found.loss));
-            figure("Gradient norm off by", Scale::Log, &|point| point.deviation.map(|found| found.grad_norm));
+            figure("How far the loss is off", Scale::Log, &|point| point.deviation.map(|found| found.loss));
+            figure("How far the gradient norm is off", Scale::Log, &|point| {
+                point.deviation.map(|found| found.grad_norm)
+            });
         }
     }
 }

@@ -114,6 +114,9 @@ struct TrainArgs {
     /// A free port of machine 0; needed with several machines, chosen on one.
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
+    /// Show the run on the terminal while it runs: loss, throughput, memory, and what each rank does. Ranks are threads.
+    #[arg(long)]
+    tui: bool,
 }
 
 impl TrainArgs {
@@ -199,7 +202,7 @@ fn dispatch(command: Command, flags: Vec<Flag>, words: &[OsString]) -> anyhow::R
         Command::Train(args) => {
             let machines = args.machines()?;
             let file = args.file.only(&named)?;
-            train::run(file.as_deref(), &flags, args.ranks.nproc.map(usize::from), machines, words)
+            train::run(file.as_deref(), &flags, args.ranks.nproc.map(usize::from), machines, args.tui, words)
         }
         Command::Ablate(_) if !named.is_empty() => Err(Usage("the config of a matrix is its `base`".into()).into()),
         Command::Ablate(args) => ablate::run(&args, &flags),

@@ -8,7 +8,7 @@ use crate::config::{Flag, Loaded, show};
 use crate::launch::{self, Machines, Outcome, Place, Prefix, Sink, Spec};
 use crate::metrics::{init_log, wants_color};
 use crate::plan::{Backend, Plan};
-use crate::train;
+use crate::train::{self, Exporters};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -25,6 +25,7 @@ pub(super) fn run(
     flags: &[Flag],
     nproc: Option<usize>,
     machines: Machines,
+    live: bool,
     words: &[OsString],
 ) -> anyhow::Result<ExitCode> {
     let place = Place::read()?;
@@ -32,12 +33,23 @@ pub(super) fn run(
     let around = surroundings(&place, nproc, &machines);
     let Ok((plan, notes)) = check_file(&loaded, &around) else { return Ok(ExitCode::from(FAILED)) };
 
-    init_log(color() && !plan.metrics.plain);
     let ranks = plan.degrees.world_size();
     let starts_ranks = place == Place::Alone && plan.comm.backend == Backend::Processes && ranks > 1;
     if starts_ranks && !ranks.is_multiple_of(machines.count) {
         anyhow::bail!("{ranks} ranks cannot be spread evenly over {} machines", machines.count);
     }
+    if live && starts_ranks {
+        anyhow::bail!("the live view shows ranks that are threads: set comm.backend to \"threads\"");
+    }
+    // The launcher has no rank.
+    let exporters = match &place {
+        _ if starts_ranks => None,
+        Place::Rank(environment) => Some(environment.rank..environment.rank + 1),
+        Place::Alone => Some(0..ranks),
+    };
+    let exporters = exporters.map(|ranks| Exporters::start(&plan, ranks, live)).transpose()?;
+    let layers = exporters.as_ref().map(Exporters::layers).unwrap_or_default();
+    init_log(color() && !plan.metrics.plain, layers);
     // Once for all ranks.
     if place.rank() == 0 && !launch::launched() {
         for note in notes {
@@ -45,11 +57,10 @@ pub(super) fn run(
         }
         tell_config(&loaded, &plan)?;
     }
-    if starts_ranks {
-        return start(&plan, ranks / machines.count, machines, words);
-    }
-    train::run(&plan)?;
-    Ok(ExitCode::SUCCESS)
+    let Some(exporters) = exporters else { return start(&plan, ranks / machines.count, machines, words) };
+    let ran = train::run(&plan, &exporters);
+    exporters.finish();
+    ran.map(|()| ExitCode::SUCCESS)
 }
 
 fn surroundings(place: &Place, nproc: Option<usize>, machines: &Machines) -> Surroundings {

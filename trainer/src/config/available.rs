@@ -57,6 +57,26 @@ const UNAVAILABLE: &[Row] = &[
         "saving initial weights (feature `checkpoint` of this build)",
     ),
     (
+        "metrics.enable_tensorboard",
+        |c| cfg!(not(feature = "telemetry")) && c.metrics.enable_tensorboard,
+        "TensorBoard (feature `telemetry` of this build)",
+    ),
+    (
+        "metrics.enable_prometheus",
+        |c| cfg!(not(feature = "telemetry")) && c.metrics.enable_prometheus,
+        "Prometheus (feature `telemetry` of this build)",
+    ),
+    (
+        "metrics.enable_otlp",
+        |c| cfg!(not(feature = "telemetry")) && c.metrics.enable_otlp,
+        "OTLP (feature `telemetry` of this build)",
+    ),
+    (
+        "profiling.enable_profiling",
+        |c| cfg!(not(feature = "telemetry")) && c.profiling.enable_profiling,
+        "tracing (feature `telemetry` of this build)",
+    ),
+    (
         "activation_checkpoint.mode",
         |c| c.activation_checkpoint.mode == CheckpointMode::MemoryBudget,
         "activation checkpointing by a memory budget",

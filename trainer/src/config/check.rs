@@ -5,7 +5,7 @@ use super::nearest::nearest;
 use super::problem::Problem;
 use super::sections::{BackendChoice, CommMode, DtypeName};
 use super::{Config, check_values, shape::shape};
-use crate::plan::{CheckpointPlan, Float8Plan};
+use crate::plan::{CheckpointPlan, Float8Plan, TelemetryPlan};
 #[cfg(feature = "pp")]
 use crate::plan::PipelinePlan;
 use ferrotitan_mesh::Degrees;
@@ -71,6 +71,7 @@ pub fn check(config: &Config, around: &Surroundings) -> Vec<Problem> {
         Err(wrong) => problems.extend(wrong),
     }
     problems.extend(CheckpointPlan::of(config).err().into_iter().flatten());
+    problems.extend(TelemetryPlan::of(config).err().into_iter().flatten());
     problems.extend(Float8Plan::of(config).err().into_iter().flatten());
     precision(config, &mut problems);
     data(config, &mut problems);

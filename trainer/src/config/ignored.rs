@@ -7,11 +7,9 @@ use super::problem::Note;
 const IGNORED: &[(&str, &str)] = &[
     ("job.custom_config_module", "there are no Python modules to import"),
     ("job.use_for_integration_test", "it is for TorchTitan's own tests"),
-    ("profiling.enable_profiling", "this build writes no traces"),
+    ("profiling.profiler_warmup", "tracing needs no warm-up"),
     ("profiling.enable_memory_snapshot", "this build writes no memory snapshots"),
-    ("metrics.enable_tensorboard", "this build writes metrics.jsonl alone"),
-    ("metrics.enable_wandb", "this build writes metrics.jsonl alone"),
-    ("metrics.save_for_all_ranks", "metrics are the same on all ranks"),
+    ("metrics.enable_wandb", "no library writes its format; TensorBoard's files can be imported there"),
     ("model.print_after_conversion", "the log says which projections are converted"),
     ("optimizer.implementation", "the optimizer is the fused kernel always"),
     ("training.gc_freq", "there is no garbage collector"),

@@ -1,13 +1,14 @@
 //! Log lines: above the progress bar, with the rank where several write to one console.
 
-use super::bar::above_bar;
+use super::bar::line_above_bar;
 use super::color::Color;
 use std::cell::Cell;
 use std::fmt;
 use std::io::{self, Write};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -24,13 +25,12 @@ pub fn enter_rank(rank: usize) {
 
 /// Sends log lines to standard error. The environment variable `RUST_LOG` chooses what is logged; from "info" on if it is
 /// not set. A second call changes nothing.
-pub fn init_log(color: bool) {
+///
+/// `layers` listen too, whatever `RUST_LOG` says.
+pub fn init_log(color: bool, layers: Vec<Box<dyn Layer<Registry> + Send + Sync>>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .event_format(Line { color })
-        .with_writer(|| AboveBar)
-        .finish();
+    let lines = tracing_subscriber::fmt::layer().event_format(Line { color }).with_writer(|| AboveBar);
+    let subscriber = tracing_subscriber::registry().with(layers).with(lines.with_filter(filter));
     // Somebody else's subscriber, in a program that uses us as a library, stays.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
@@ -95,7 +95,9 @@ struct AboveBar;
 impl Write for AboveBar {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // A whole event comes in one call.
-        above_bar(|| io::stderr().lock().write(bytes))
+        let line = String::from_utf8_lossy(bytes);
+        line_above_bar(line.trim_end(), || io::stderr().lock().write_all(bytes))?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

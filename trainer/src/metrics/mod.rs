@@ -13,7 +13,7 @@ mod record;
 mod summary;
 mod units;
 
-pub use bar::{Bar, above_bar};
+pub use bar::{Bar, above_bar, line_above_bar, show_lines};
 pub use color::{Color, wants_color};
 pub use console::Console;
 pub use jsonl::JsonLines;

@@ -8,6 +8,7 @@ mod parallel;
 mod pipeline;
 mod precision;
 mod run;
+mod telemetry;
 
 pub use checkpoint::{CheckpointPlan, InitialCheckpoint, LastCheckpoint, ModelDtype, Part};
 pub use data::{Corpus, DataPlan, Tokenizer, ValidationPlan};
@@ -17,3 +18,4 @@ pub use parallel::{Balance, ParallelPlan, Reshard};
 pub use pipeline::PipelinePlan;
 pub use precision::{Dtype, Precision};
 pub use run::{Backend, CommPlan, MetricsPlan, OptimizerPlan, Plan, Recompute, SchedulePlan};
+pub use telemetry::{OtlpPlan, TelemetryPlan, TracePlan};

@@ -5,6 +5,7 @@ use super::data::{DataPlan, ValidationPlan};
 use super::float8::Float8Plan;
 use super::parallel::ParallelPlan;
 use super::precision::Precision;
+use super::telemetry::TelemetryPlan;
 use crate::config::check::{self, Surroundings};
 use crate::config::sections::{AttnMask, BackendChoice, CheckpointMode, DecayType, MfuConvention};
 use crate::config::{Config, Note, Problem, shape};
@@ -56,6 +57,8 @@ pub struct Plan {
     pub comm: CommPlan,
     /// What is told of the steps.
     pub metrics: MetricsPlan,
+    /// What is exported beside that.
+    pub telemetry: TelemetryPlan,
 }
 
 /// What is computed again in the backward pass instead of being kept.
@@ -126,6 +129,8 @@ pub struct CommPlan {
     pub records: PathBuf,
     /// What the name of such a file begins with.
     pub record_prefix: String,
+    /// Whether ranks that are processes compare what they are about to call.
+    pub verify: bool,
 }
 
 /// What is told of the steps.
@@ -207,6 +212,7 @@ impl Plan {
                 trace_buffer: config.comm.trace_buf_size,
                 records: dump_folder.join(&config.comm.save_traces_folder),
                 record_prefix: config.comm.save_traces_file_prefix.clone(),
+                verify: config.comm.verify,
             },
             metrics: MetricsPlan {
                 log_freq: config.metrics.log_freq,
@@ -215,6 +221,7 @@ impl Plan {
                 convention,
                 flops_per_token,
             },
+            telemetry: TelemetryPlan::of(config)?,
             model,
             dump_folder,
         };

@@ -13,6 +13,7 @@ use ferrotitan_nn::Transform as _;
 use ferrotitan_nn::{ActivationCheckpoint, Batch, Layer, Materialize, Model, Parameter, llama};
 use tch::{Device, Tensor};
 
+use super::SPANS;
 #[cfg(feature = "float8")]
 use crate::config::sections::Float8Recipe;
 #[cfg(feature = "cp")]
@@ -31,6 +32,9 @@ pub(super) struct Composition {
     passes: Passes,
     /// This rank's parameters.
     pub parameters: Vec<Parameter>,
+    /// When the pipeline began its last pass.
+    #[cfg(feature = "pp")]
+    pipeline_began: Option<std::time::Instant>,
     #[cfg(feature = "float8")]
     eight_bits: Option<ferrotitan_float8::Handle>,
     #[cfg(feature = "cp")]
@@ -114,6 +118,8 @@ impl Composition {
         let composition = Self {
             passes,
             parameters,
+            #[cfg(feature = "pp")]
+            pipeline_began: None,
             #[cfg(feature = "float8")]
             eight_bits,
             #[cfg(feature = "cp")]
@@ -138,7 +144,8 @@ impl Composition {
             Passes::Whole(model) => {
                 #[cfg(feature = "cp")]
                 let batch = self.context.shard_batch(&batch)?;
-                let sum = model.forward(&batch)?;
+                let sum = tracing::trace_span!(target: SPANS, "forward").in_scope(|| model.forward(&batch))?;
+                let _backward = tracing::trace_span!(target: SPANS, "backward").entered();
                 #[cfg(feature = "fsdp")]
                 self.shards.set_requires_reduction(last || !self.replicas_alone);
                 autograd::backward(&[sum.f_div_scalar(tokens)?], &[], false)?;
@@ -154,6 +161,7 @@ impl Composition {
                     #[cfg(feature = "cp")]
                     &self.context,
                 )?;
+                self.pipeline_began = Some(std::time::Instant::now());
                 Ok(pipeline.step(&parts, tokens)?)
             }
         }
@@ -177,6 +185,15 @@ impl Composition {
                 )?;
                 Ok(pipeline.evaluate(&parts)?)
             }
+        }
+    }
+
+    /// What the stages of a pipeline computed in the last pass, in seconds since a moment.
+    #[cfg(feature = "pp")]
+    pub(super) fn pipeline_spans(&self) -> Option<(std::time::Instant, &[ferrotitan_schedule::Span])> {
+        match &self.passes {
+            Passes::Pipeline(pipeline, _) => Some((self.pipeline_began?, &pipeline.statistics().spans)),
+            Passes::Whole(_) => None,
         }
     }
 

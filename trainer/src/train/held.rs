@@ -70,9 +70,10 @@ pub(super) fn table(degrees: &Degrees, held: &[Held]) -> String {
             place.push_str(&format!(" (pp {stage})"));
         }
         let range = |of: &dyn Fn(&Held) -> u64, word: &dyn Fn(u64) -> String| {
-            let (least, most) = (held.iter().map(of).min(), held.iter().map(of).max());
-            let (least, most) = (least.unwrap_or(0), most.unwrap_or(0));
-            if least == most { word(most) } else { format!("{} to {}", word(least), word(most)) }
+            let of_all = held.iter().map(of);
+            let (least, most) =
+                (of_all.clone().min().map_or_else(String::new, word), of_all.max().map_or_else(String::new, word));
+            if least == most { most } else { format!("{least} to {most}") }
         };
         let bytes = |value: u64| in_units(value as f64);
         lines.push(format!(

@@ -12,16 +12,23 @@ use ferrotitan_optim::{AdamW, AdamWOptions, Decay, LrSchedule};
 use super::checkpoint;
 use super::compose::Composition;
 use super::corpus::Corpora;
+use super::exporters::RankExporter;
 use super::progress::Progress;
-use super::report::{Report, peak_memory};
+use super::report::{Report, cost, peak_memory};
 use super::watch::{Phase, Rank};
-use super::{held, step, validate};
+use super::{SPANS, held, step, validate};
 use crate::config::sections::DecayType;
-use crate::metrics::StepMetrics;
+use crate::metrics::{Record, StepMetrics};
 use crate::plan::Plan;
 
 /// Trains to the end of the plan as one rank.
-pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watched: &Rank) -> anyhow::Result<()> {
+pub(super) fn train(
+    plan: &Plan,
+    corpora: &Corpora,
+    mesh: &DeviceMesh,
+    watched: &Rank,
+    exporter: &mut RankExporter,
+) -> anyhow::Result<()> {
     let mut composition = Composition::new(plan, mesh)?;
     let mut optimizer = AdamW::new(composition.parameters.clone(), adamw(plan), &[])?;
     let schedule = schedule(plan)?;
@@ -43,17 +50,22 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watched: 
         0 => Some(Report::begin(plan, mesh, &held, progress.step)?),
         _ => None,
     };
+    let cost = cost(plan, mesh);
     let (mut began, mut waited) = (Instant::now(), Duration::ZERO);
+    // What is known of a step only after it stands in the record of the next.
+    let mut extras = Vec::new();
     for number in progress.step + 1..=plan.steps {
+        exporter.begin(number)?;
+        let step_span = tracing::trace_span!(target: SPANS, "step", step = number).entered();
         watched.step(number);
         watched.at(Phase::Data);
-        let Some(share) = loader.next().transpose()? else {
+        let Some(share) = tracing::trace_span!(target: SPANS, "data").in_scope(|| loader.next()).transpose()? else {
             tracing::warn!("the data ended before step {number} of {}", plan.steps);
             break;
         };
         let factor = schedule.factor(progress.schedule);
         watched.at(Phase::Passes);
-        let outcome = step::step(plan, mesh, watched, &mut composition, &mut optimizer, &share, factor)?;
+        let outcome = step::step(plan, mesh, watched, exporter.exports(), &mut composition, &mut optimizer, &share, factor)?;
         let tokens = (plan.data.global_batch * plan.data.seq_len) as u64;
         progress = Progress {
             step: number,
@@ -61,31 +73,39 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watched: 
             cursor: loader.cursor(),
             tokens: progress.tokens + tokens,
         };
+        drop(step_span);
         let seconds = began.elapsed().as_secs_f64();
+        #[cfg(feature = "pp")]
+        if let Some((began, spans)) = composition.pipeline_spans() {
+            exporter.pipeline(began, spans);
+        }
         let data = (loader.waited() - waited).as_secs_f64();
         let last = number == plan.steps;
         let due = plan.validation.as_ref().filter(|validation| last || number.is_multiple_of(validation.every));
         let validation_loss = match (due, &corpora.validation) {
             (Some(validation), Some(dataset)) => {
                 watched.at(Phase::Validation);
+                let _validation = tracing::trace_span!(target: SPANS, "validation").entered();
                 Some(validate::loss(plan, validation, dataset, mesh, &mut composition)?)
             }
             _ => None,
         };
         watched.at(Phase::Metrics);
+        extras.push(("data_seconds".to_owned(), data));
+        extras.extend(validation_loss.map(|loss| ("validation_loss".to_owned(), loss)));
+        let step = StepMetrics {
+            step: number,
+            loss: outcome.loss,
+            grad_norm: outcome.gradient_norm,
+            lr: plan.optimizer.lr * factor,
+            tokens,
+            seconds,
+            memory: peak_memory(mesh),
+            extras: std::mem::take(&mut extras),
+        };
+        exporter.end(&Record::new(step.clone(), cost), progress.tokens, outcome.largest_loss)?;
         if let Some(report) = &mut report {
-            let mut extras = vec![("data_seconds".to_owned(), data)];
-            extras.extend(validation_loss.map(|loss| ("validation_loss".to_owned(), loss)));
-            report.step(&StepMetrics {
-                step: number,
-                loss: outcome.loss,
-                grad_norm: outcome.gradient_norm,
-                lr: plan.optimizer.lr * factor,
-                tokens,
-                seconds,
-                memory: peak_memory(mesh),
-                extras,
-            })?;
+            report.step(&step)?;
             if let Some(loss) = validation_loss {
                 report.line(&format!("validate step: {number:2}  loss: {loss:7.4}"));
             }
@@ -93,7 +113,9 @@ pub(super) fn train(plan: &Plan, corpora: &Corpora, mesh: &DeviceMesh, watched: 
         #[cfg(feature = "checkpoint")]
         if let Some(checkpoints) = &mut checkpoints {
             watched.at(Phase::Checkpoint);
-            checkpoints.after_step(&progress, &composition, &optimizer)?;
+            let _checkpoint = tracing::trace_span!(target: SPANS, "checkpoint").entered();
+            let times = checkpoints.after_step(&progress, &composition, &optimizer)?;
+            extras.extend(times.into_iter().flatten());
         }
         // Neither validation nor telling nor saving is part of a step's time.
         (began, waited) = (Instant::now(), loader.waited());

@@ -11,7 +11,7 @@ use ferrotitan_mesh::Mesh as _;
 
 use super::held::{self, Held};
 use crate::metrics::{
-    Bar, Console, Cost, JsonLines, Memory, Metrics, StepMetrics, Summary, above_bar, peak_tflops, wants_color,
+    Bar, Console, Cost, JsonLines, Memory, Metrics, StepMetrics, Summary, line_above_bar, peak_tflops, wants_color,
 };
 use crate::plan::Plan;
 
@@ -33,13 +33,6 @@ impl Report {
             plan.data.seq_len,
         );
         print(&held::table(&plan.degrees, held));
-        let device = cuda::device_name(mesh.device());
-        let cost = Cost {
-            flops_per_token: plan.metrics.flops_per_token,
-            convention: plan.metrics.convention,
-            peak_tflops: plan.metrics.peak_tflops.or_else(|| peak_tflops(&device?)),
-            ranks: mesh.world_size(),
-        };
         let color = !plan.metrics.plain && wants_color(std::io::stdout().is_terminal());
         let console = Console::new(plan.metrics.log_freq, color, |line| {
             print(line);
@@ -47,7 +40,7 @@ impl Report {
         });
         let lines = JsonLines::create(&plan.dump_folder)
             .with_context(|| format!("cannot write metrics.jsonl in {}", plan.dump_folder.display()))?;
-        let metrics = Metrics::new(cost).to(console).to(lines);
+        let metrics = Metrics::new(cost(plan, mesh)).to(console).to(lines);
         Ok(Self { metrics, bar: Bar::new(plan.steps, taken), began: Instant::now() })
     }
 
@@ -82,7 +75,18 @@ impl Report {
 
 /// Whoever reads standard output may go away; the run does not end for that.
 fn print(line: &str) {
-    let _ = above_bar(|| writeln!(std::io::stdout().lock(), "{line}"));
+    let _ = line_above_bar(line, || writeln!(std::io::stdout().lock(), "{line}"));
+}
+
+/// What a token costs, and what a device could do.
+pub(super) fn cost(plan: &Plan, mesh: &DeviceMesh) -> Cost {
+    let device = cuda::device_name(mesh.device());
+    Cost {
+        flops_per_token: plan.metrics.flops_per_token,
+        convention: plan.metrics.convention,
+        peak_tflops: plan.metrics.peak_tflops.or_else(|| peak_tflops(&device?)),
+        ranks: mesh.world_size(),
+    }
 }
 
 /// The most memory that this rank's device has had in use; on a CPU, that this process has.

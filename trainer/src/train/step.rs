@@ -8,6 +8,7 @@ use ferrotitan_nn::{Batch, Documents};
 use ferrotitan_optim::{AdamW, NormKind, clip_gradients, gradient_norm};
 use tch::{Device, Kind, Tensor};
 
+use super::SPANS;
 use super::compose::Composition;
 use super::watch::{Phase, Rank};
 use crate::config::sections::AttnMask;
@@ -23,6 +24,8 @@ pub(super) struct Outcome {
     pub loss: f64,
     /// Global norm of the gradients before clipping.
     pub gradient_norm: f64,
+    /// The largest mean loss of one data-parallel rank's tokens, if it was asked for.
+    pub largest_loss: f64,
 }
 
 /// Runs one step over this rank's share of the global batch, and updates the parameters by the learning rate's `factor`.
@@ -30,6 +33,7 @@ pub(super) fn step(
     plan: &Plan,
     mesh: &DeviceMesh,
     watched: &Rank,
+    largest: bool,
     composition: &mut Composition,
     optimizer: &mut AdamW,
     share: &data::Batch,
@@ -52,6 +56,10 @@ pub(super) fn step(
     let parameters = &composition.parameters;
     let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
+    let largest_loss = match largest {
+        true => largest_mean(mesh, local.double_value(&[]), share.valid_tokens())?,
+        false => loss,
+    };
     // Both are sums over all ranks, so either every rank stops here or none does.
     if !(loss.is_finite() && norm.is_finite()) {
         bail!(
@@ -60,13 +68,22 @@ pub(super) fn step(
             share.samples
         );
     }
+    let _optimizer = tracing::trace_span!(target: SPANS, "optimizer").entered();
     if let Some(max_norm) = plan.max_norm {
         clip_gradients(parameters, norm, max_norm)?;
     }
     optimizer.step(factor)?;
     optimizer.clear_gradients()?;
     composition.after_update()?;
-    Ok(Outcome { loss, gradient_norm: norm })
+    Ok(Outcome { loss, gradient_norm: norm, largest_loss })
+}
+
+/// The largest mean loss of the valid tokens of a data-parallel rank, which has its loss in parts on several ranks.
+fn largest_mean(mesh: &DeviceMesh, local: f64, tokens: u64) -> anyhow::Result<f64> {
+    let parts = HAS_LOSS.without(View::BATCH);
+    let sum = mesh.group(parts)?.all_reduce_scalar(local, ReduceOp::Sum)?;
+    let mean = if tokens > 0 { sum / tokens as f64 } else { f64::NEG_INFINITY };
+    Ok(mesh.group(View::BATCH)?.all_reduce_scalar(mean, ReduceOp::Max)?)
 }
 
 /// A rank's rows as a batch of the model.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use ferrotitan_comm::{DeviceMesh, Event, Failure, processes::OnFailure};
 use ferrotitan_mesh::{Dim, Mesh as _};
 use ferrotitan_telemetry::report::{self, Cause, Dump, End, Ends, Reason, Report};
 use ferrotitan_telemetry::trace::Clock;
+use ferrotitan_telemetry::tui::{RankState, View};
 use ferrotitan_telemetry::{CollectiveRecord, Coordinate, Place};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -41,6 +42,7 @@ struct Shared {
     plan: CommPlan,
     clock: Clock,
     ranks: Mutex<BTreeMap<usize, Seat>>,
+    view: OnceLock<View>,
 }
 
 /// One rank.
@@ -55,6 +57,13 @@ struct Seat {
 }
 
 impl Seat {
+    /// As a live view shows it.
+    fn shown(&self) -> RankState {
+        let along = |at: &Coordinate| format!("{} {}", at.dimension, at.index);
+        let place: Vec<String> = place(&self.mesh).coordinates.iter().map(along).collect();
+        RankState { place: place.join(", "), step: self.step, phase: self.phase, ..RankState::default() }
+    }
+
     /// Why it failed. The recorder knows, where the error that came to the top may have come through libtorch.
     fn reason(&self) -> Reason {
         let failure = self.mesh.recorder().events().iter().rev().find_map(|event| event.failed);
@@ -77,7 +86,21 @@ impl Watch {
         if first {
             report::clear(&plan.records, &plan.record_prefix)?;
         }
-        Ok(Watch(Arc::new(Shared { plan: plan.clone(), clock: Clock::unix(), ranks: Mutex::default() })))
+        Ok(Watch(Arc::new(Shared {
+            plan: plan.clone(),
+            clock: Clock::unix(),
+            ranks: Mutex::default(),
+            view: OnceLock::new(),
+        })))
+    }
+
+    /// What ranks are at is shown in a live view, too.
+    pub(super) fn shown(self, view: Option<&View>) -> Self {
+        if let Some(view) = view {
+            // It is the first.
+            let _ = self.0.view.set(view.clone());
+        }
+        self
     }
 
     /// Watches a rank until the returned value goes.
@@ -187,6 +210,9 @@ impl Rank {
     pub fn at(&self, phase: Phase) {
         if let Some(seat) = self.watch.0.ranks().get_mut(&self.rank) {
             (seat.phase, seat.since) = (phase, Instant::now());
+            if let Some(view) = self.watch.0.view.get() {
+                view.rank(self.rank, seat.shown());
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::interchange::flaw::Flaw;
 
-/// The shape of a Llama, as `config.json` describes it. Sizes are those of [`Config::tensors`](Self::tensors).
+/// The shape of a Llama, as `config.json` describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// Width of the residual stream.
@@ -84,7 +84,8 @@ impl Config {
         };
         config.check()?;
         if json.has("head_dim") && json.size("head_dim")? != config.head_dim() {
-            let reason = format!("heads of Ferrotitan's Llama have hidden_size / num_attention_heads = {}", config.head_dim());
+            let reason =
+                format!("heads of Ferrotitan's Llama have hidden_size / num_attention_heads = {}", config.head_dim());
             return Flaw::unsupported(format!("head_dim = {}", json.size("head_dim")?), reason);
         }
         Ok(config)
@@ -97,7 +98,10 @@ impl Config {
             return Flaw::damaged("a size is 0, or larger than any model's");
         }
         if !self.dim.is_multiple_of(2 * self.n_heads) {
-            return Flaw::damaged(format!("{} heads of even size do not make up a width of {}", self.n_heads, self.dim));
+            return Flaw::damaged(format!(
+                "{} heads of even size do not make up a width of {}",
+                self.n_heads, self.dim
+            ));
         }
         if !self.n_heads.is_multiple_of(self.n_kv_heads) {
             return Flaw::damaged(format!("{} heads do not share {} key-value heads", self.n_heads, self.n_kv_heads));

@@ -59,12 +59,7 @@ struct File {
 ///
 /// # Errors
 /// As [`Export::new`], [`Export::write_file`] and [`Export::finish`].
-pub fn write(
-    source: &dyn Source,
-    store: &Store,
-    options: &Options,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<()> {
+pub fn write(source: &dyn Source, store: &Store, options: &Options, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
     let export = Export::new(source, options)?;
     export.refuse_strangers(store)?;
     let total = (0..export.files()).map(|file| export.bytes(file)).sum();
@@ -102,7 +97,8 @@ impl<'a> Export<'a> {
                 return Err(Error::Unsupported { what, reason: "weights are F64, F32, BF16 or F16".to_owned() });
             }
             let bytes = TensorInfo { shape: entry.shape.clone(), dtype }.bytes();
-            let bytes = bytes.ok_or_else(|| Error::Item { tensor: entry.ours.clone(), reason: "it is too large".into() });
+            let bytes =
+                bytes.ok_or_else(|| Error::Item { tensor: entry.ours.clone(), reason: "it is too large".into() });
             let bytes = bytes? as u64;
             if files.is_empty() || bytes > free {
                 files.push(File { name: String::new(), tensors: Vec::new() });
@@ -193,7 +189,11 @@ impl<'a> Export<'a> {
         }
         // Some readers load all tensors in the dtype that is given here: the widest.
         let dtype = tensors().map(|(_, (_, dtype))| *dtype).max_by_key(|dtype| dtype.size());
-        put(store, GENERATION, &json!({ "bos_token_id": self.config.bos_token, "eos_token_id": self.config.eos_json() }))?;
+        put(
+            store,
+            GENERATION,
+            &json!({ "bos_token_id": self.config.bos_token, "eos_token_id": self.config.eos_json() }),
+        )?;
         put(store, CONFIG, &self.config.to_json(torch_name(dtype.unwrap_or(Dtype::F32))))
     }
 

@@ -1,6 +1,6 @@
 //! Llama in Hugging Face's format: `config.json` and safetensors files, one or several with an index.
 //!
-//! [`Model`] reads one; [`write`] or, by several ranks, [`Export`] writes one. Names become Ferrotitan's or Hugging
+//! [`Model`] reads one; [`write()`] or, by several ranks, [`Export`] writes one. Names become Ferrotitan's or Hugging
 //! Face's, and the rows of the query's and the key's projection are put into the order that either's rotary embedding
 //! wants. A tokenizer is no part of it.
 

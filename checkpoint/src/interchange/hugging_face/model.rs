@@ -51,8 +51,7 @@ impl Model {
     /// with something that Ferrotitan's Llama lacks; [`Error::Lacking`] and [`Error::Unasked`] when its tensors are not
     /// those of its configuration.
     pub fn open(store: Store) -> Result<Self> {
-        let config =
-            Config::parse(&store.get(CONFIG, CONFIG_LIMIT)?).map_err(Flaw::of(&store.name(CONFIG)))?;
+        let config = Config::parse(&store.get(CONFIG, CONFIG_LIMIT)?).map_err(Flaw::of(&store.name(CONFIG)))?;
         let mut found = tensors(&store)?;
         let (mut infos, mut places) = (BTreeMap::new(), BTreeMap::new());
         for entry in config.entries() {
@@ -72,7 +71,8 @@ impl Model {
         }
         // Old files hold the frequencies of the rotary embedding, and some a second copy of a tied table.
         found.retain(|name, _| {
-            !name.ends_with(".rotary_emb.inv_freq") && !(config.tied_embeddings && name == "lm_head.weight")
+            let copy = config.tied_embeddings && name == "lm_head.weight";
+            !copy && !name.ends_with(".rotary_emb.inv_freq")
         });
         if !found.is_empty() {
             return Err(Error::Unasked { names: found.into_keys().collect() });

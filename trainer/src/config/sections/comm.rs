@@ -20,6 +20,10 @@ section! {
         pub save_traces_folder: String = "comm_traces".into(),
         /// What the name of such a file begins with; the rank follows.
         pub save_traces_file_prefix: String = "rank_".into(),
+        /// Ferrotitan: let ranks that are processes compare what they are about to call before every collective, so that a
+        /// mismatch of operation, shape or dtype is an error at once and not a hang or a wrong result. Each collective then
+        /// costs another, and waits for all ranks to start it. Ranks that are threads always compare.
+        pub verify: bool = false,
         /// TorchTitan's name for a kind of `backend`: "fake_backend" is "fake", "local_tensor" is "threads".
         pub mode: CommMode = CommMode::Default,
     }

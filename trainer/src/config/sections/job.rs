@@ -54,6 +54,17 @@ section! {
         pub save_tb_folder: String = "tb".into(),
         /// Let every rank write its metrics, not the first alone.
         pub save_for_all_ranks: bool = false,
+        /// Ferrotitan: serve metrics to Prometheus.
+        pub enable_prometheus: bool = false,
+        /// Ferrotitan: where. Whoever can reach the address can read them.
+        pub prometheus_address: String = "127.0.0.1:9464".into(),
+        /// Ferrotitan: send metrics and spans over OTLP.
+        pub enable_otlp: bool = false,
+        /// Ferrotitan: the collector, "http://host:4317" for gRPC or "http://host:4318" for HTTP. Not set: as the
+        /// environment variables of OpenTelemetry say.
+        pub otlp_endpoint: Option<String> = None,
+        /// Ferrotitan: "grpc" or "http/protobuf". Not set: as the environment says.
+        pub otlp_protocol: Option<OtlpProtocol> = None,
         /// Send metrics to Weights & Biases.
         pub enable_wandb: bool = false,
         /// Ferrotitan: peak of one device in dense bfloat16 TFLOP/s, for the MFU. Not set: known from the device's name,
@@ -62,6 +73,16 @@ section! {
         /// Ferrotitan: how the FLOPs of attention count towards TFLOP/s and MFU. "full", as TorchTitan counts: every
         /// query times every key. "causal": half of that, as NVIDIA counts.
         pub mfu_convention: MfuConvention = MfuConvention::Full,
+    }
+}
+
+words! {
+    /// How OTLP travels.
+    pub enum OtlpProtocol {
+        /// gRPC.
+        Grpc = "grpc",
+        /// HTTP.
+        HttpProtobuf = "http/protobuf",
     }
 }
 

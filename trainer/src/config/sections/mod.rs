@@ -15,7 +15,7 @@ pub use checkpoint::{AsyncMode, Checkpoint, ExportDtype};
 pub use comm::{BackendChoice, Comm, CommMode, FaultTolerance};
 pub use compute::{ActivationCheckpoint, CheckpointMode, Compile, Debug, MemoryEstimation};
 pub use data::{DataLoader, DtypeName, Training, Validation};
-pub use job::{Experimental, Job, Metrics, MfuConvention, Profiling};
+pub use job::{Experimental, Job, Metrics, MfuConvention, OtlpProtocol, Profiling};
 pub use model::{AttnMask, Model};
 pub use optimizer::{DecayType, Implementation, LrScheduler, Optimizer};
 pub use parallelism::{ExpertBackend, Parallelism, RotateMethod};

@@ -23,6 +23,14 @@ use crate::plan::{CheckpointPlan, LastCheckpoint, Plan};
 
 pub(super) use start::start;
 
+/// Times of a save, by name, in seconds.
+pub(super) type Times = [(String, f64); 3];
+
+fn times(stats: Stats) -> Times {
+    let seconds = [("stall", stats.stall), ("copy", stats.copy), ("write", stats.write)];
+    seconds.map(|(name, time)| (format!("checkpoint_{name}_seconds"), time.as_secs_f64()))
+}
+
 /// What saves a run. Every rank has one, and all call it alike.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
@@ -52,17 +60,18 @@ impl Checkpoints {
         }))
     }
 
-    /// Saves the step that was just taken, if it is to be saved.
+    /// Saves the step that was just taken, if it is to be saved. Gives the times, in seconds, of the save that it has seen
+    /// the end of: this one, or the one before.
     pub(super) fn after_step(
         &mut self,
         progress: &Progress,
         composition: &Composition,
         optimizer: &AdamW,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<Times>> {
         let step = progress.step;
         let last = step == self.last_step;
         if !(last || step.is_multiple_of(self.plan.every) || (step == 1 && self.plan.first_step)) {
-            return Ok(());
+            return Ok(None);
         }
         match self.plan.last {
             LastCheckpoint::Model(dtype) if last => {
@@ -71,7 +80,8 @@ impl Checkpoints {
             }
             LastCheckpoint::HuggingFace(dtype) if last => {
                 let model = items::model(composition, None)?;
-                export::hugging_face(&self.store, &self.mesh, &self.shape, step, model, dtype)
+                export::hugging_face(&self.store, &self.mesh, &self.shape, step, model, dtype)?;
+                Ok(None)
             }
             _ => {
                 let mut items = items::model(composition, None)?;
@@ -87,11 +97,11 @@ impl Checkpoints {
         progress: &Progress,
         items: Vec<Item>,
         model_only: bool,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<Times>> {
         let state = state(progress, model_only, &self.plan, &self.shape)?;
         let done = self.saver.save(progress.step, items, state).context("saving a checkpoint")?;
-        self.tell(done);
-        Ok(())
+        tell(&self.mesh, done);
+        Ok(done.map(times))
     }
 
     /// Waits for what is being written.
@@ -100,10 +110,6 @@ impl Checkpoints {
         let done = saver.finish().context("saving a checkpoint")?;
         tell(&mesh, done);
         Ok(())
-    }
-
-    fn tell(&self, done: Option<Stats>) {
-        tell(&self.mesh, done);
     }
 }
 
