@@ -1,6 +1,8 @@
 //! Two ranks save a tensor of which each holds half of the rows, and load half of its columns each. Run with
 //! `cargo run -p ferrotitan-checkpoint --example two_ranks`.
 
+#![allow(clippy::print_stdout)]
+
 use std::error::Error;
 
 use ferrotitan_checkpoint::comm::threads;

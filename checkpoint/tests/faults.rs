@@ -1,7 +1,7 @@
 //! Whatever happens at any write or to any byte: no step that was there is lost, none is loaded that is not what was
 //! saved, and the error names the thing.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 mod faulty;
 mod shards;
@@ -33,8 +33,8 @@ fn model(step: u64, large: bool) -> Vec<Global> {
         Global::new("head", Dtype::F32, &[10, 12], step + 200),
     ];
     if large {
-        // More than one request holds.
-        model.push(Global::new("large", Dtype::U8, &[2, 9 << 20], step));
+        // More than one request holds, all of it on rank 0.
+        model.push(Global::new("large", Dtype::U8, &[1, 9 << 20], step));
     }
     model
 }
@@ -167,10 +167,11 @@ fn faults_of_a_save() {
         let watched = [0, 1].map(|_| Faulty::new(inner.clone(), None));
         let ways = watched.clone().map(|way| Arc::new(way) as Arc<dyn ObjectStore>);
         save(&ways, 2, large, &patient, Store::TIMEOUT).into_iter().for_each(|done| done.unwrap());
-        for (rank, way) in watched.iter().enumerate() {
+        let ranks = if large { 1 } else { 2 };
+        for (rank, way) in watched.iter().enumerate().take(ranks) {
             for (write, (path, bytes)) in way.log().into_iter().enumerate() {
                 let mut kinds = vec![Fault::Error, Fault::Hang, Fault::Lost, Fault::Kill, Fault::Torn(bytes / 2)];
-                if !large {
+                if mode == Mode::Sync && !large {
                     kinds.push(Fault::Full);
                     kinds.extend(boundaries(&path, bytes).into_iter().map(Fault::Torn));
                     kinds.extend([9, bytes / 2, bytes - 30].map(Fault::Flip));

@@ -1,6 +1,6 @@
 //! Processes that are killed while they save: whatever they leave, the last step that was there still is, whole.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 #![cfg(unix)]
 
 mod shards;

@@ -80,7 +80,7 @@ fn parts(kind: u8, cuts: &[usize], length: usize, size: usize) -> Parts {
             Parts::At(cuts.into_iter().map(|end| std::mem::replace(&mut start, end)..end).collect())
         }
         // Every part twice: pairs of ranks are replicas.
-        1 if size % 2 == 0 && length > 0 => Parts::groups(1, length, size).unwrap(),
+        1 if size.is_multiple_of(2) && length > 0 => Parts::groups(1, length, size).unwrap(),
         // In reverse order.
         2 if length >= size => {
             let base = length / size;

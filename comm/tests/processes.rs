@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ferrotitan_comm::conformance::{self, Ranks, Verdict};
 use ferrotitan_comm::mesh::{Degrees, Grid, Mesh};
 use ferrotitan_comm::tch::{Device, Kind, Tensor};
-use ferrotitan_comm::{BoxError, DeviceMesh, Error, Recorder, ReduceOp, Result, processes};
+use ferrotitan_comm::{BoxError, DeviceMesh, Error, Op, Recorder, ReduceOp, Result, processes};
 use ferrotitan_ext::store::{Store, TcpStoreOptions};
 
 /// Set in the processes that are ranks.
@@ -242,9 +242,9 @@ fn a_process_that_stands_still_does_not_hold_the_others() {
 }
 
 #[test]
-fn a_process_that_waits_is_told_before_its_waiting_ends() {
+fn a_process_that_waits_is_told_of_a_failure() {
     let size = 3;
-    if let Some(codes) = ranks("a_process_that_waits_is_told_before_its_waiting_ends", size) {
+    if let Some(codes) = ranks("a_process_that_waits_is_told_of_a_failure", size) {
         assert_eq!(codes, vec![Some(0); size]);
         return;
     }
@@ -253,15 +253,19 @@ fn a_process_that_waits_is_told_before_its_waiting_ends() {
     let seen = recorder.clone();
     let on_failure = processes::OnFailure::new(move |rank, reason| {
         let waits = seen.lock().unwrap().as_ref().and_then(|recorder| recorder.events().pop());
-        let waits = waits.is_some_and(|event| event.waited.is_some() && event.failed.is_none());
+        let waits = waits.is_some_and(|event| event.op == Op::Recv && event.finished.is_none());
         *telling.lock().unwrap() = Some((rank, reason.to_owned(), waits));
     });
     let options =
         processes::Options { device: Some(Device::Cpu), on_failure: Some(on_failure), ..processes::Options::default() };
     let ran = processes::run(Degrees { dp_shard: size, ..Degrees::default() }, &options, |mesh| {
         *recorder.lock().unwrap() = Some(mesh.recorder().clone());
+        mesh.world().barrier()?;
         match mesh.rank() {
-            1 => Err(BoxError::from("no more paper")),
+            1 => {
+                thread::sleep(Duration::from_secs(2));
+                Err(BoxError::from("no more paper"))
+            }
             // Each waits for the other, so that no connection of theirs breaks by itself.
             rank => Ok(mesh.world().recv(&[1], Kind::Float, 2 - rank).map(drop)?),
         }

@@ -150,9 +150,6 @@ impl Saver {
         let begun = Instant::now();
         let before = self.wait()?;
         let waited = begun.elapsed();
-        // Before anything is deleted, what is deleted already.
-        self.join_purge();
-
         let planned = Plan::new(items, &self.mesh, self.options.file_bytes).and_then(|plan| {
             let attempt = if self.mesh.rank() == 0 { self.begin(step)? } else { String::new() };
             Ok((plan, attempt))
@@ -182,7 +179,10 @@ impl Saver {
             given_up: given_up.clone(),
         };
         let (tell, outcome) = sync_channel(1);
+        let purging = self.purging.take();
         let work = move || {
+            // Two threads that delete the same would disturb each other.
+            join(purging);
             let done = staged.and_then(|()| job.run(plan, stats));
             if let Err(error) = &done {
                 job.leave_note(error);
@@ -237,15 +237,8 @@ impl Saver {
     /// As [`Saver::wait`].
     pub fn finish(mut self) -> Result<Option<Stats>> {
         let done = self.wait();
-        self.join_purge();
+        join(self.purging.take());
         done
-    }
-
-    fn join_purge(&mut self) {
-        if let Some(thread) = self.purging.take() {
-            // It returns nothing, and a panic in it has been told of.
-            let _ = thread.join();
-        }
     }
 
     /// Refuses a step that exists; else gives a name to this attempt at it, which no other has.
@@ -288,9 +281,16 @@ impl Drop for Saver {
             } else {
                 tracing::info!(step = flight.step, "waiting for the save under way");
             }
-            let _ = flight.thread.join();
+            join(Some(flight.thread));
         }
-        self.join_purge();
+        join(self.purging.take());
+    }
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread {
+        // It returns nothing, and a panic in it has been told of.
+        let _ = thread.join();
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{Error, Result};
 /// A folder of objects, on a disk or in a service. Every call waits for its answer; any thread may call, also one of
 /// an asynchronous runtime. Clones are the same store.
 ///
-/// Services are asked again when they fail, as [`object_store::RetryConfig`]'s default says. A request that has no
+/// Services are asked again when they fail, as the default of `object_store`'s `RetryConfig` says. A request that has no
 /// answer within the [timeout](Store::with_timeout), retries included, is [`Error::TimedOut`].
 #[derive(Clone)]
 pub struct Store {

@@ -40,13 +40,15 @@ pub struct Options {
     /// Whether ranks compare what they are about to call before every collective, so that a mismatch is an error at
     /// once and not a hang or a wrong result. Every collective then costs another, and waits for all ranks to start it.
     pub verify: bool,
-    /// What to do when another rank has failed, before the waiting of this one ends for it.
+    /// What to do when another rank has failed, before the connections of this one are broken for it.
     pub on_failure: Option<OnFailure>,
 }
 
 /// Something to be done, on a thread of its own, once another rank has failed: with that rank, and why it failed.
 #[derive(Clone)]
-pub struct OnFailure(Arc<dyn Fn(usize, &str) + Send + Sync>);
+pub struct OnFailure(Arc<Action>);
+
+type Action = dyn Fn(usize, &str) + Send + Sync;
 
 impl OnFailure {
     /// This, to be done.
@@ -132,7 +134,7 @@ impl Place {
 /// # Errors
 /// [`Error::Connect`] when the ranks do not find each other in time, with those that did not come.
 pub fn connect_through(store: Store, grid: Grid, device: Device, options: &Options) -> Result<DeviceMesh> {
-    let watch = Arc::new(Watch::new(store, options.on_failure.clone()));
+    let watch = Arc::new(Watch::new(store, grid.rank(), options.on_failure.clone()));
     let backend = Arc::new(Processes { watch, device, options: options.clone() });
     let recorder = Recorder::new(options.recorder_capacity);
     let connected = backend.meet(&grid).and_then(|()| DeviceMesh::new(grid, device, backend.clone(), recorder));

@@ -32,6 +32,7 @@ pub(super) struct Watch {
 #[derive(Debug)]
 struct Shared {
     store: Store,
+    rank: usize,
     on_failure: Option<OnFailure>,
     state: Mutex<State>,
     stopped: Condvar,
@@ -46,9 +47,9 @@ struct State {
 }
 
 impl Watch {
-    /// Looks out for failures among the ranks of a store.
-    pub(super) fn new(store: Store, on_failure: Option<OnFailure>) -> Self {
-        let shared = Arc::new(Shared { store, on_failure, state: Mutex::default(), stopped: Condvar::new() });
+    /// Looks out, as `rank`, for failures among the ranks of a store.
+    pub(super) fn new(store: Store, rank: usize, on_failure: Option<OnFailure>) -> Self {
+        let shared = Arc::new(Shared { store, rank, on_failure, state: Mutex::default(), stopped: Condvar::new() });
         let looking = shared.clone();
         let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || looking.look_out());
         if let Err(error) = &thread {
@@ -124,7 +125,9 @@ impl Shared {
             state = self.stopped.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
             drop(state);
             let word = word(&self.store);
-            if let (Some((rank, reason)), Some(on_failure)) = (&word, &self.on_failure) {
+            if let (Some((rank, reason)), Some(on_failure)) = (&word, &self.on_failure)
+                && *rank != self.rank
+            {
                 // Before the waits end that show what this rank waited for.
                 on_failure.tell(*rank, reason);
             }

@@ -67,7 +67,8 @@ pub(super) fn notes(evidence: &Evidence) -> Vec<String> {
     }
     let aborted = evidence.ends.ranks.values().filter(|end| !end.told && end.how.contains("SIGABRT")).count();
     if aborted > 1 {
-        notes.push("Gloo aborts ranks that bring different shapes to a collective; `comm.verify` names them".to_owned());
+        notes
+            .push("Gloo aborts ranks that bring different shapes to a collective; `comm.verify` names them".to_owned());
     }
     notes.extend(evidence.broken.iter().map(|(name, reason)| format!("{name} cannot be used: {reason}")));
     for (rank, dump) in &evidence.dumps {

@@ -56,7 +56,7 @@ pub(super) fn lines(label: &str, scale: Scale, curves: &[Curve<'_>]) -> String {
     let range = |of: &dyn Fn(&(f64, f64)) -> f64| {
         let least = finite.iter().map(of).fold(f64::INFINITY, f64::min);
         let most = finite.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
-        if most > least { (least, most) } else { (least - 0.5, most + 0.5) }
+        if most > least { (least, most) } else { (least, least + 1.0) }
     };
     let (first, last) = range(&|point| point.0);
     let (mut low, mut high) = range(&|point| point.1);

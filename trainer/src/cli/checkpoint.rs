@@ -83,7 +83,9 @@ pub(super) fn run(command: &CheckpointCommand) -> anyhow::Result<ExitCode> {
     match command {
         CheckpointCommand::Inspect { from, format } => inspect(&from.open()?, *format)?,
         CheckpointCommand::Verify { from } => verify(&from.open()?)?,
-        CheckpointCommand::Convert { from, to, format, dtype } => rewrite(&from.open()?, to, *format, dtype.as_deref())?,
+        CheckpointCommand::Convert { from, to, format, dtype } => {
+            rewrite(&from.open()?, to, *format, dtype.as_deref())?
+        }
         CheckpointCommand::Diff { from, other } => return compare(&from.open()?, &open_at(other, None)?),
     }
     Ok(ExitCode::SUCCESS)

@@ -5,9 +5,9 @@ use super::nearest::nearest;
 use super::problem::Problem;
 use super::sections::{BackendChoice, CommMode, DtypeName};
 use super::{Config, check_values, shape::shape};
-use crate::plan::{CheckpointPlan, Float8Plan, TelemetryPlan};
 #[cfg(feature = "pp")]
 use crate::plan::PipelinePlan;
+use crate::plan::{CheckpointPlan, Float8Plan, TelemetryPlan};
 use ferrotitan_mesh::Degrees;
 use ferrotitan_nn::llama::LlamaConfig;
 

@@ -46,7 +46,9 @@ impl Bar {
         let elsewhere = LINES.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let target = if elsewhere { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(2) };
         let bar = ProgressBar::with_draw_target(Some(count), target);
-        if let Ok(style) = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {kind}, {{eta_precise}} left")) {
+        if let Ok(style) =
+            ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {kind}, {{eta_precise}} left"))
+        {
             bar.set_style(style);
         }
         bar.set_position(done);

@@ -7,11 +7,11 @@ use std::fmt;
 use std::io::{self, Write};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::{EnvFilter, Layer, Registry};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 thread_local! {
     static RANK: Cell<Option<usize>> = const { Cell::new(None) };

@@ -59,7 +59,8 @@ impl TelemetryPlan {
             let (active, every) = (profiling.profiler_active, profiling.profile_freq);
             let message = format!("a trace of {active} steps cannot be taken every {every} steps");
             let keys = ["profiling.profiler_active", "profiling.profile_freq"];
-            problems.push(Problem::new(&keys, message).help("`profiler_active` is at least 1, and at most `profile_freq`"));
+            problems
+                .push(Problem::new(&keys, message).help("`profiler_active` is at least 1, and at most `profile_freq`"));
         }
         if !problems.is_empty() {
             return Err(problems);

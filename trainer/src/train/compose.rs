@@ -20,11 +20,11 @@ use crate::config::sections::Float8Recipe;
 use crate::config::sections::RotateMethod;
 #[cfg(feature = "cp")]
 use crate::plan::Balance;
-use crate::plan::{Plan, Recompute};
 #[cfg(feature = "fsdp")]
 use crate::plan::Reshard;
 #[cfg(feature = "float8")]
 use crate::plan::{Float8Plan, ScaleSharing};
+use crate::plan::{Plan, Recompute};
 
 /// A rank's part of the model, and what belongs around its passes.
 #[derive(Debug)]

@@ -92,12 +92,7 @@ impl Checkpoints {
         }
     }
 
-    fn save(
-        &mut self,
-        progress: &Progress,
-        items: Vec<Item>,
-        model_only: bool,
-    ) -> anyhow::Result<Option<Times>> {
+    fn save(&mut self, progress: &Progress, items: Vec<Item>, model_only: bool) -> anyhow::Result<Option<Times>> {
         let state = state(progress, model_only, &self.plan, &self.shape)?;
         let done = self.saver.save(progress.step, items, state).context("saving a checkpoint")?;
         tell(&self.mesh, done);

@@ -17,7 +17,7 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::config::sections;
 use crate::metrics::{Record, show_lines};
-use crate::plan::Plan;
+use crate::plan::{Backend, Plan};
 use traces::Tracer;
 
 /// How long the end of a run waits for what is still to be sent.
@@ -63,7 +63,7 @@ impl Exporters {
         if let (Some(view), true) = (view.clone(), tui.is_some()) {
             show_lines(move |line| view.line(line));
         }
-        Ok(Self { telemetry, spans: Spans::new(Clock::unix()), view, tui })
+        Ok(Self { telemetry, spans: Spans::new(Clock::start()), view, tui })
     }
 
     /// What listens to this process' spans.
@@ -81,7 +81,9 @@ impl Exporters {
     /// What one rank exports.
     pub(super) fn rank(&self, plan: &Plan, mesh: &DeviceMesh) -> anyhow::Result<RankExporter> {
         let traces = plan.telemetry.traces.as_ref();
-        let tracer = traces.map(|traces| Tracer::new(traces, self.spans.clone(), mesh)).transpose()?;
+        // Threads have one clock.
+        let apart = plan.comm.backend == Backend::Processes;
+        let tracer = traces.map(|traces| Tracer::new(traces, self.spans.clone(), mesh, apart)).transpose()?;
         Ok(RankExporter {
             metrics: self.telemetry.rank(mesh.rank())?,
             exports: plan.telemetry.exports() || self.view.is_some(),

@@ -8,9 +8,9 @@ use ferrotitan_comm::{DeviceMesh, Op, Total};
 use ferrotitan_ext::{cuda, memory};
 use ferrotitan_mesh::{Dim, Mesh as _};
 use ferrotitan_telemetry::metrics::table::{
-    BUBBLE, CHECKPOINT_COPY, CHECKPOINT_STALL, CHECKPOINT_WRITE, COMM_BYTES, COMM_EXPOSED, DATA_SHARE,
-    DATA_TIME, GRAD_NORM, LEARNING_RATE, LOSS, MAX_LOSS, MEMORY_ACTIVE, MEMORY_PROCESS, MEMORY_RESERVED, MFU,
-    SLOWEST_RANK, STEP_TIME, Sample, TFLOPS, THROUGHPUT, TOKENS_SEEN, VALIDATION_LOSS,
+    BUBBLE, CHECKPOINT_COPY, CHECKPOINT_STALL, CHECKPOINT_WRITE, COMM_BYTES, COMM_EXPOSED, DATA_SHARE, DATA_TIME,
+    GRAD_NORM, LEARNING_RATE, LOSS, MAX_LOSS, MEMORY_ACTIVE, MEMORY_PROCESS, MEMORY_RESERVED, MFU, SLOWEST_RANK,
+    STEP_TIME, Sample, TFLOPS, THROUGHPUT, TOKENS_SEEN, VALIDATION_LOSS,
 };
 use ferrotitan_telemetry::trace::{SlowRank, Waits, slow_rank as walk};
 use ferrotitan_telemetry::{Coordinate, Place};
@@ -65,10 +65,7 @@ pub(super) fn samples(
         }
     }
     if let Some(stats) = cuda::memory_stats(mesh.device()) {
-        samples.extend([
-            MEMORY_ACTIVE.is(stats.peak_allocated as f64),
-            MEMORY_RESERVED.is(stats.peak_reserved as f64),
-        ]);
+        samples.extend([MEMORY_ACTIVE.is(stats.peak_allocated as f64), MEMORY_RESERVED.is(stats.peak_reserved as f64)]);
     }
     samples.extend(memory::peak_rss().into_iter().map(|bytes| MEMORY_PROCESS.is(bytes as f64)));
     for (group, (bytes, blocked)) in traffic {
@@ -120,7 +117,11 @@ pub(super) fn slow_rank(mesh: &DeviceMesh, traffic: &Traffic) -> anyhow::Result<
                 coordinates: dims.iter().map(coordinate).collect(),
                 groups: dims.iter().map(group).collect(),
             },
-            by_group: dims.iter().zip(waits).map(|(dim, seconds)| (dim.name().to_owned(), duration(*seconds))).collect(),
+            by_group: dims
+                .iter()
+                .zip(waits)
+                .map(|(dim, seconds)| (dim.name().to_owned(), duration(*seconds)))
+                .collect(),
         }
     });
     Ok(walk(&ranks.collect::<Vec<_>>()))

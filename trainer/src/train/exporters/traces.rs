@@ -34,9 +34,10 @@ pub(super) struct Tracer {
 }
 
 impl Tracer {
-    pub(super) fn new(plan: &TracePlan, spans: Spans, mesh: &DeviceMesh) -> anyhow::Result<Self> {
+    /// Of a rank whose clock is that of the others, unless the ranks are `apart`.
+    pub(super) fn new(plan: &TracePlan, spans: Spans, mesh: &DeviceMesh, apart: bool) -> anyhow::Result<Self> {
         let clock = spans.clock();
-        let ahead = ahead(mesh, &clock)?;
+        let ahead = if apart { ahead(mesh, &clock)? } else { 0 };
         Ok(Self { plan: plan.clone(), spans, mesh: mesh.clone(), clock, ahead, under_way: None, stages: Vec::new() })
     }
 
