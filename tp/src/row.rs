@@ -55,9 +55,7 @@ impl Function for Row {
         // The features do not travel, but they may come in pieces, and are read again in the backward pass.
         let x = pack(Activation::Input, &inputs[0], slice::from_mut(&mut self.gemm))?;
         context.save(&[x.shallow_clone(), inputs[1].shallow_clone()]);
-        Ok(kept(Operation::SummedProduct, || {
-            Ok::<_, BoxError>(vec![self.crossing.then_leave(&x, |x| self.gemm.output(x, &inputs[1]))?])
-        })?)
+        kept(Operation::SummedProduct, || Ok(vec![self.crossing.then_leave(&x, |x| self.gemm.output(x, &inputs[1]))?]))
     }
 
     fn backward(

@@ -203,8 +203,8 @@ fn install(venv: &Path, torch: &str, lock: &File) -> Outcome {
     let mut pip = pip_for(&python, venv, held()?)?;
     // A cache of wheels would double the disk space, and old versions of pip hold the whole file in memory to fill it.
     pip.args(["install", "--no-cache-dir", "--no-compile", "--no-user", "--disable-pip-version-check", torch, "numpy"]);
-    // What tests compare with: those of checkpoints are skipped without it.
-    pip.arg("transformers==5.24.0");
+    // What tests read our files with; they say so and pass over it where it is missing.
+    pip.args(["transformers==5.24.0", "tensorboard==2.21.0"]);
     // Headers of CUDA that torch does not ask for, and that NCCL's side of `ext` is compiled with.
     if cfg!(target_os = "linux") && torch.starts_with("torch==2.13.") {
         pip.args(["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"]);

@@ -30,7 +30,7 @@ pub(crate) fn render(results: &Results) -> String {
     curves(results, &mut page);
     effects(results, &mut page);
     cells(results, &mut page);
-    let _ = write!(page, "<p class=\"note\">ferrotitan {}</p></body></html>\n", results.version);
+    let _ = writeln!(page, "<p class=\"note\">ferrotitan {}</p></body></html>", results.version);
     page
 }
 

@@ -256,7 +256,8 @@ fn microbatches(
 
 /// Wraps the blocks that do not keep all their activations.
 fn recompute(model: &mut Model, what: Recompute) {
-    let (every, wrap): (usize, fn(Box<dyn Layer>) -> ActivationCheckpoint) = match what {
+    type Wrap = fn(Box<dyn Layer>) -> ActivationCheckpoint;
+    let (every, wrap): (usize, Wrap) = match what {
         Recompute::Nothing => return,
         Recompute::Blocks { every } => (every, ActivationCheckpoint::new),
         Recompute::ByOperation => (1, ActivationCheckpoint::by_operation),

@@ -65,8 +65,7 @@ pub(super) fn train(
         };
         let factor = schedule.factor(progress.schedule);
         watched.at(Phase::Passes);
-        let outcome =
-            step::step(plan, mesh, watched, exporter.exports(), &mut composition, &mut optimizer, &share, factor)?;
+        let outcome = step::step(plan, mesh, watched, &mut composition, &mut optimizer, &share, factor)?;
         let tokens = (plan.data.global_batch * plan.data.seq_len) as u64;
         progress = Progress {
             step: number,

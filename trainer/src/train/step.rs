@@ -24,7 +24,7 @@ pub(super) struct Outcome {
     pub loss: f64,
     /// Global norm of the gradients before clipping.
     pub gradient_norm: f64,
-    /// The largest mean loss of one data-parallel rank's tokens, if it was asked for.
+    /// The largest mean loss of one data-parallel rank's tokens where metrics are exported, elsewhere the mean.
     pub largest_loss: f64,
 }
 
@@ -33,7 +33,6 @@ pub(super) fn step(
     plan: &Plan,
     mesh: &DeviceMesh,
     watched: &Rank,
-    largest: bool,
     composition: &mut Composition,
     optimizer: &mut AdamW,
     share: &data::Batch,
@@ -56,7 +55,8 @@ pub(super) fn step(
     let parameters = &composition.parameters;
     let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
-    let largest_loss = match largest {
+    // Two more collectives, for whoever looks.
+    let largest_loss = match plan.telemetry.exports() {
         true => largest_mean(mesh, local.double_value(&[]), share.valid_tokens())?,
         false => loss,
     };

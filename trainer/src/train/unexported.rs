@@ -37,10 +37,6 @@ impl RankExporter {
         body(self)
     }
 
-    pub(super) fn exports(&self) -> bool {
-        false
-    }
-
     pub(super) fn begin(&mut self, _step: u64) -> anyhow::Result<()> {
         Ok(())
     }

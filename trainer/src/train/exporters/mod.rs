@@ -124,11 +124,6 @@ impl RankExporter {
         self.metrics.clone().run(|| body(self))
     }
 
-    /// Whether somebody reads what costs a collective.
-    pub(super) fn exports(&self) -> bool {
-        self.exports
-    }
-
     /// A step begins.
     pub(super) fn begin(&mut self, step: u64) -> anyhow::Result<()> {
         if self.exports {
