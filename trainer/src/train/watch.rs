@@ -2,7 +2,7 @@
 //!
 //! A record is written when the rank fails, when it learns that another has failed, and when the process is told to end.
 //! None of that is up to the rank's own thread, which may stand in a collective, in the data loader or in native code: the
-//! second is done by the thread of [`processes`] that looks out for failures, the third by one that waits for signals.
+//! second is done by the thread of `comm::processes` that looks out for failures, the third by one that waits for signals.
 
 use std::collections::BTreeMap;
 use std::path::Path;
