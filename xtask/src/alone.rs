@@ -17,7 +17,7 @@ pub fn check_features(workspace: &Workspace, cargo: &dyn Fn(&[&str]) -> Command)
     for member in workspace.members()? {
         let manifest = workspace.read(format!("{member}/Cargo.toml"))?;
         let name = if member == "xtask" { member.clone() } else { format!("ferrotitan-{member}") };
-        for set in feature_sets(&features(&manifest), member == "trainer") {
+        for set in feature_sets(&features(&manifest, ""), &features(&manifest, "dep:ferrotitan-")) {
             let check = ["check", "--quiet", "--package", &name, "--no-default-features", "--features", &set.join(",")];
             if let Err(message) = execute(&mut cargo(&check)) {
                 failed.push(message);
@@ -27,25 +27,24 @@ pub fn check_features(workspace: &Workspace, cargo: &dyn Fn(&[&str]) -> Command)
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
-/// The features of a manifest that can be chosen one by one. `doc-only` has a phase of its own.
-fn features(manifest: &str) -> Vec<&str> {
+/// The features of a manifest that can be chosen one by one, and bring this. `doc-only` has a phase of its own.
+fn features<'a>(manifest: &'a str, brings: &str) -> Vec<&'a str> {
     let section = manifest.split_once("\n[features]\n").map_or("", |(_, rest)| rest);
     let section = section.split("\n[").next().unwrap_or_default();
-    let names = section.lines().filter_map(|line| line.split_once(" = [")).map(|(name, _)| name);
+    let lines = section.lines().filter_map(|line| line.split_once(" = ["));
+    let names = lines.filter(|(_, list)| list.contains(brings)).map(|(name, _)| name);
     names.filter(|name| !["default", "doc-only"].contains(name)).collect()
 }
 
-/// None, each alone, and all; where features `meet`, also every two, and all but each. What breaks is code that names
+/// None, each alone, and all; of those that are crates, also every two, and all but each. What breaks is code that names
 /// what a feature brings without asking for it, or two that bring the same: one or two of them show it, present or
 /// absent. The whole powerset of the trainer's would be hundreds of checks of several seconds.
-fn feature_sets<'a>(features: &[&'a str], meet: bool) -> Vec<Vec<&'a str>> {
+fn feature_sets<'a>(features: &[&'a str], crates: &[&'a str]) -> Vec<Vec<&'a str>> {
     let mut sets = vec![vec![], features.to_vec()];
-    for (index, feature) in features.iter().enumerate() {
-        sets.push(vec![*feature]);
-        if meet {
-            sets.extend(features[index + 1..].iter().map(|other| vec![*feature, *other]));
-            sets.push(features.iter().copied().filter(|other| other != feature).collect());
-        }
+    sets.extend(features.iter().map(|feature| vec![*feature]));
+    for (index, feature) in crates.iter().enumerate() {
+        sets.extend(crates[index + 1..].iter().map(|other| vec![*feature, *other]));
+        sets.push(features.iter().copied().filter(|other| other != feature).collect());
     }
     // Of few features, several of these are the same.
     sets.sort();
@@ -172,13 +171,14 @@ mod tests {
     fn features_are_checked_alone_in_pairs_and_all_but_one() {
         let manifest = "[package]\n\n[features]\ndefault = [\"a\"]\na = []\nb = [\n    \"x/y\",\n]\nc = []\n\
                         doc-only = []\n\n[dependencies]\nd = [1]\n";
-        let names = features(manifest);
+        const FIVE: [&str; 5] = ["a", "b", "c", "d", "e"];
+        let names = features(manifest, "");
         assert_eq!(names, ["a", "b", "c"]);
-        assert_eq!(feature_sets(&names, false), [vec![], vec!["a"], vec!["a", "b", "c"], vec!["b"], vec!["c"]]);
+        assert_eq!(feature_sets(&names, &[]), [vec![], vec!["a"], vec!["a", "b", "c"], vec!["b"], vec!["c"]]);
         // All eight of three; of five, all but the ten of three.
-        assert_eq!(feature_sets(&names, true).len(), 8);
-        assert_eq!(feature_sets(&["a", "b", "c", "d", "e"], true).len(), 32 - 10);
-        assert_eq!(feature_sets(&[], true), [Vec::<&str>::new()]);
+        assert_eq!(feature_sets(&names, &names).len(), 8);
+        assert_eq!(feature_sets(&FIVE, &FIVE).len(), 32 - 10);
+        assert_eq!(feature_sets(&[], &[]), [Vec::<&str>::new()]);
     }
 
     #[test]
