@@ -129,6 +129,11 @@ impl Recorder {
         self.history().events.iter().cloned().collect()
     }
 
+    /// The newest event that is still held.
+    pub fn last(&self) -> Option<Event> {
+        self.history().events.back().cloned()
+    }
+
     /// Totals by group name and operation.
     pub fn totals(&self) -> BTreeMap<(Arc<str>, Op), Total> {
         self.history().totals.clone()

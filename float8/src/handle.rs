@@ -99,6 +99,12 @@ impl Handle {
         Ok(())
     }
 
+    /// Forgets the magnitudes that were noted since the last [`finish_gradients`](Self::finish_gradients): after passes that
+    /// are no part of training, so that scales do not depend on them.
+    pub fn forget_seen(&self) {
+        self.sites.iter().for_each(|site| drop(site.take_seen()));
+    }
+
     /// Computes the scales of all weights that travel in Float8, with one all-reduce: to be called whenever weights have
     /// changed, after the optimizer's step and after a checkpoint was loaded. Until it was called once, each weight asks
     /// the other ranks for itself.

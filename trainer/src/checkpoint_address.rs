@@ -16,7 +16,10 @@ pub(crate) fn open_at(address: &str, step: Option<u64>) -> Result<Opened> {
         // TorchTitan's folders have such names, too, and are no folder of ours.
         (Some(named), None) => match open(&Store::open(folder)?, Which::Step(named)) {
             Ok(opened @ Opened::Native(_)) => opened,
-            _ => open(&Store::open(address)?, Which::Latest)?,
+            first => match open(&Store::open(address)?, Which::Latest) {
+                Ok(opened) => opened,
+                Err(_) => first?,
+            },
         },
     };
     // Whole states of training begin the names of their models alike.

@@ -222,6 +222,12 @@ fn mistakes_are_said() {
     // Another model.
     let run = on(run.set("checkpoint.load_step", -1).set("model.ffn_dim", 64), TWO_SHARDS, 8);
     contains(&run.error(), &["layers.0.feed_forward.w1.weight", "[48, 32]", "[64, 32]"]);
+    // Another model whose tensors are as large.
+    let run = run.set("model.ffn_dim", 48).set("model.n_heads", 8).set("model.n_kv_heads", 4);
+    contains(&run.error(), &["heads 4", "8"]);
+    let run = run.set("model.n_heads", 4).set("model.n_kv_heads", 2).set("model.n_layers", 5);
+    contains(&run.error(), &["blocks 6", "5"]);
+    let run = run.set("model.n_layers", 6);
     // Another dtype.
     let run = run.set("model.ffn_dim", 48).set("training.dtype", "float32");
     let run = run.set("training.mixed_precision_param", "float32").set("training.mixed_precision_reduce", "float32");

@@ -137,7 +137,8 @@ fn mistakes_are_said_at_the_start() {
     let run = run().set("metrics.enable_prometheus", "true").set("metrics.prometheus_address", address);
     let said = run.error();
     assert!(said.contains(&address.to_string()), "{said}");
-    let run = run.set("metrics.prometheus_address", "here").set("profiling.profiler_active", 11);
+    let run = run.set("metrics.prometheus_address", "here").set("profiling.enable_profiling", "true");
+    let run = run.set("profiling.profiler_active", 11);
     let said = run.error();
     for word in ["prometheus_address", "profiler_active", "profile_freq"] {
         assert!(said.contains(word), "{word} is missing in:\n{said}");

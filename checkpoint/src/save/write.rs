@@ -50,7 +50,7 @@ impl Job {
             stats.commit = begun.elapsed() - stats.write;
         }
         let Stats { step, bytes, files, write, .. } = stats;
-        tracing::info!(step, bytes, files, seconds = write.as_secs_f64(), "wrote this rank's part of a checkpoint");
+        tracing::debug!(step, bytes, files, seconds = write.as_secs_f64(), "wrote this rank's part of a checkpoint");
         Ok(stats)
     }
 

@@ -163,6 +163,9 @@ fn rewrite(opened: &Opened, to: &str, format: Target, dtype: Option<&str>) -> an
             say(&format!("{to} has step {step}"));
         }
         Target::Hf => {
+            if store.exists("config.json")? {
+                bail!("{to} has a model already; delete it, or write to another folder");
+            }
             let mut options = Options::new(shape_of(opened)?);
             options.dtype = match dtype {
                 Some("float16") => Some(Dtype::F16),

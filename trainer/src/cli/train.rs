@@ -38,7 +38,7 @@ pub(super) fn run(
     if starts_ranks && !ranks.is_multiple_of(machines.count) {
         anyhow::bail!("{ranks} ranks cannot be spread evenly over {} machines", machines.count);
     }
-    if live && starts_ranks {
+    if live && (starts_ranks || place != Place::Alone) {
         anyhow::bail!("the live view shows ranks that are threads: set comm.backend to \"threads\"");
     }
     // The launcher has no rank.

@@ -191,7 +191,7 @@ impl CheckpointPlan {
     }
 
     /// Whether a part is loaded.
-    pub(crate) fn loads(&self, part: Part) -> bool {
+    pub fn loads(&self, part: Part) -> bool {
         !self.exclude.contains(&part)
     }
 }

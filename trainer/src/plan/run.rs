@@ -177,6 +177,16 @@ impl Plan {
             MfuConvention::Causal => model.flops_per_token_causal(seq_len),
         };
         let dump_folder = PathBuf::from(&config.job.dump_folder);
+        let backend = decide(choice, around, degrees.world_size());
+        let mut checkpoint = CheckpointPlan::of(config)?;
+        if checkpoint.is_none() && config.checkpoint.initial_load_path.is_some() {
+            let message = "ignored: `checkpoint.enable` is false".to_owned();
+            notes.push(Note { key: "checkpoint.initial_load_path".into(), message });
+        }
+        if backend == Backend::Fake && checkpoint.take().is_some() {
+            let message = "ignored: one rank of many that are not there has nothing whole to save".to_owned();
+            notes.push(Note { key: "checkpoint.enable".into(), message });
+        }
         let plan = Self {
             description: config.job.description.clone(),
             degrees,
@@ -187,7 +197,7 @@ impl Plan {
             float8: Float8Plan::of(config)?,
             data: DataPlan::of(config, degrees.dp_replicate * degrees.dp_shard),
             validation: ValidationPlan::of(config),
-            checkpoint: CheckpointPlan::of(config)?,
+            checkpoint,
             steps: training.steps,
             optimizer: OptimizerPlan {
                 lr: config.optimizer.lr,
@@ -206,7 +216,7 @@ impl Plan {
             seed: config.debug.seed.unwrap_or(0),
             deterministic: config.debug.deterministic,
             comm: CommPlan {
-                backend: decide(choice, around, degrees.world_size()),
+                backend,
                 init_timeout: Duration::from_secs(config.comm.init_timeout_seconds),
                 train_timeout: Duration::from_secs(config.comm.train_timeout_seconds),
                 trace_buffer: config.comm.trace_buf_size,

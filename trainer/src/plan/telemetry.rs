@@ -50,13 +50,16 @@ impl TelemetryPlan {
         let folder = |name: &str| Path::new(&config.job.dump_folder).join(name);
         let mut problems = Vec::new();
         let address = metrics.prometheus_address.parse::<SocketAddr>();
-        if let Err(error) = &address {
+        if let Err(error) = &address
+            && metrics.enable_prometheus
+        {
             let key = "metrics.prometheus_address";
             let message = format!("`{key}` is \"{}\": {error}", metrics.prometheus_address);
             problems.push(Problem::new(&[key], message).help("an IP address and a port, as in \"127.0.0.1:9464\""));
         }
-        if profiling.profile_freq == 0 || !(1..=profiling.profile_freq).contains(&profiling.profiler_active) {
-            let (active, every) = (profiling.profiler_active, profiling.profile_freq);
+        let every = profiling.profile_freq;
+        if profiling.enable_profiling && !(1..=every).contains(&profiling.profiler_active) {
+            let active = profiling.profiler_active;
             let message = format!("a trace of {active} steps cannot be taken every {every} steps");
             let keys = ["profiling.profiler_active", "profiling.profile_freq"];
             problems

@@ -32,9 +32,9 @@ pub(super) struct Composition {
     passes: Passes,
     /// This rank's parameters.
     pub parameters: Vec<Parameter>,
-    /// When the pipeline began its last pass.
+    /// When the pipeline began each pass since somebody took them, and what it computed.
     #[cfg(feature = "pp")]
-    pipeline_began: Option<std::time::Instant>,
+    pipeline_spans: Vec<(std::time::Instant, Vec<ferrotitan_schedule::Span>)>,
     #[cfg(feature = "float8")]
     eight_bits: Option<ferrotitan_float8::Handle>,
     #[cfg(feature = "cp")]
@@ -119,7 +119,7 @@ impl Composition {
             passes,
             parameters,
             #[cfg(feature = "pp")]
-            pipeline_began: None,
+            pipeline_spans: Vec::new(),
             #[cfg(feature = "float8")]
             eight_bits,
             #[cfg(feature = "cp")]
@@ -161,8 +161,10 @@ impl Composition {
                     #[cfg(feature = "cp")]
                     &self.context,
                 )?;
-                self.pipeline_began = Some(std::time::Instant::now());
-                Ok(pipeline.step(&parts, tokens)?)
+                let began = std::time::Instant::now();
+                let sum = pipeline.step(&parts, tokens)?;
+                self.pipeline_spans.push((began, pipeline.statistics().spans.clone()));
+                Ok(sum)
             }
         }
     }
@@ -188,12 +190,17 @@ impl Composition {
         }
     }
 
-    /// What the stages of a pipeline computed in the last pass, in seconds since a moment.
+    /// What the stages of a pipeline computed in the passes of the last step, in seconds since a moment each.
     #[cfg(feature = "pp")]
-    pub(super) fn pipeline_spans(&self) -> Option<(std::time::Instant, &[ferrotitan_schedule::Span])> {
-        match &self.passes {
-            Passes::Pipeline(pipeline, _) => Some((self.pipeline_began?, &pipeline.statistics().spans)),
-            Passes::Whole(_) => None,
+    pub(super) fn take_pipeline_spans(&mut self) -> Vec<(std::time::Instant, Vec<ferrotitan_schedule::Span>)> {
+        std::mem::take(&mut self.pipeline_spans)
+    }
+
+    /// Forgets what Float8 noted since the last step: a validation is no part of training.
+    pub(super) fn forget_magnitudes(&self) {
+        #[cfg(feature = "float8")]
+        if let Some(eight_bits) = &self.eight_bits {
+            eight_bits.forget_seen();
         }
     }
 

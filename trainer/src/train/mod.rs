@@ -67,13 +67,10 @@ pub fn run(plan: &Plan, exporters: &Exporters) -> anyhow::Result<()> {
         Backend::Threads => as_threads(&run),
         Backend::Processes => as_process(&run),
     };
-    if ran.is_err()
-        && first
-        && let Some(report) = watch.report()
-    {
-        tracing::error!("{report}");
-    }
-    ran
+    ran.map_err(|error| match watch.report().filter(|_| first) {
+        Some(report) => error.context(report),
+        None => error,
+    })
 }
 
 /// What all ranks of a process share.

@@ -34,14 +34,14 @@ pub(super) fn train(
     let schedule = schedule(plan)?;
     let (rank, ranks) = (mesh.index(View::BATCH) as u64, mesh.size(View::BATCH) as u64);
     let share = LoaderOptions::new(plan.data.global_batch as u64).for_rank(rank, ranks);
-    #[cfg(not(feature = "checkpoint"))]
-    let mut progress = Progress::default();
-    #[cfg(feature = "checkpoint")]
-    let mut progress = checkpoint::start(plan, mesh, &composition, &optimizer)?;
     #[cfg(feature = "checkpoint")]
     if let Some(asked) = plan.checkpoint.as_ref().filter(|asked| asked.seed_only) {
         return checkpoint::save_seed(plan, asked, mesh, &composition);
     }
+    #[cfg(not(feature = "checkpoint"))]
+    let mut progress = Progress::default();
+    #[cfg(feature = "checkpoint")]
+    let mut progress = checkpoint::start(plan, mesh, &composition, &optimizer)?;
     #[cfg(feature = "checkpoint")]
     let mut checkpoints = checkpoint::Checkpoints::of(plan, mesh)?;
     let mut loader = Loader::new(Arc::clone(&corpora.training), progress.cursor, share)?;
@@ -65,7 +65,16 @@ pub(super) fn train(
         };
         let factor = schedule.factor(progress.schedule);
         watched.at(Phase::Passes);
-        let outcome = step::step(plan, mesh, watched, &mut composition, &mut optimizer, &share, factor)?;
+        let looks = exporter.exports();
+        let stepped = step::step(plan, mesh, watched, looks, &mut composition, &mut optimizer, &share, factor);
+        // Every rank stops there alike: what is still being saved is worth the wait.
+        #[cfg(feature = "checkpoint")]
+        if stepped.as_ref().is_err_and(|error| error.is::<step::Diverged>())
+            && let Some(checkpoints) = checkpoints.take()
+        {
+            checkpoints.finish()?;
+        }
+        let outcome = stepped?;
         let tokens = (plan.data.global_batch * plan.data.seq_len) as u64;
         progress = Progress {
             step: number,
@@ -75,9 +84,10 @@ pub(super) fn train(
         };
         drop(step_span);
         let seconds = began.elapsed().as_secs_f64();
+        exporter.stepped();
         #[cfg(feature = "pp")]
-        if let Some((began, spans)) = composition.pipeline_spans() {
-            exporter.pipeline(began, spans);
+        for (began, spans) in composition.take_pipeline_spans() {
+            exporter.pipeline(began, &spans);
         }
         let data = (loader.waited() - waited).as_secs_f64();
         let last = number == plan.steps;

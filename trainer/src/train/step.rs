@@ -1,6 +1,8 @@
 //! One optimizer step.
 
-use anyhow::{bail, ensure};
+use std::ops::Range;
+
+use anyhow::ensure;
 use ferrotitan_comm::{DeviceMesh, ReduceOp};
 use ferrotitan_data as data;
 use ferrotitan_mesh::View;
@@ -28,11 +30,25 @@ pub(super) struct Outcome {
     pub largest_loss: f64,
 }
 
+/// A step that no rank took.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the loss is {loss} and the gradient norm {norm} on samples {samples:?}; no parameter was updated. A lower optimizer.lr, \
+     a longer lr_scheduler.warmup_steps or a wider training.mixed_precision_param may help"
+)]
+pub(super) struct Diverged {
+    loss: f64,
+    norm: f64,
+    samples: Range<u64>,
+}
+
 /// Runs one step over this rank's share of the global batch, and updates the parameters by the learning rate's `factor`.
+#[allow(clippy::too_many_arguments, reason = "a rank has so many parts")]
 pub(super) fn step(
     plan: &Plan,
     mesh: &DeviceMesh,
     watched: &Rank,
+    largest: bool,
     composition: &mut Composition,
     optimizer: &mut AdamW,
     share: &data::Batch,
@@ -56,17 +72,13 @@ pub(super) fn step(
     let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local.double_value(&[]), ReduceOp::Sum)? / tokens;
     let norm = gradient_norm(parameters, NormKind::Two, mesh)?;
     // Two more collectives, for whoever looks.
-    let largest_loss = match plan.telemetry.exports() {
+    let largest_loss = match largest {
         true => largest_mean(mesh, local.double_value(&[]), share.valid_tokens())?,
         false => loss,
     };
     // Both are sums over all ranks, so either every rank stops here or none does.
     if !(loss.is_finite() && norm.is_finite()) {
-        bail!(
-            "the loss is {loss} and the gradient norm {norm} on samples {:?}; no parameter was updated. A lower \
-             optimizer.lr, a longer lr_scheduler.warmup_steps or a wider training.mixed_precision_param may help",
-            share.samples
-        );
+        return Err(Diverged { loss, norm, samples: share.samples.clone() }.into());
     }
     let _optimizer = tracing::trace_span!(target: SPANS, "optimizer").entered();
     if let Some(max_norm) = plan.max_norm {

@@ -37,6 +37,12 @@ impl RankExporter {
         body(self)
     }
 
+    pub(super) fn exports(&self) -> bool {
+        false
+    }
+
+    pub(super) fn stepped(&mut self) {}
+
     pub(super) fn begin(&mut self, _step: u64) -> anyhow::Result<()> {
         Ok(())
     }

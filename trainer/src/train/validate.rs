@@ -38,6 +38,7 @@ pub(super) fn loss(
         local += sum.double_value(&[]);
         valid += rows.valid_tokens() as f64;
     }
+    composition.forget_magnitudes();
     let loss = mesh.group(HAS_LOSS)?.all_reduce_scalar(local, ReduceOp::Sum)?;
     let tokens = mesh.group(View::BATCH)?.all_reduce_scalar(valid, ReduceOp::Sum)?;
     ensure!(tokens > 0.0, "no token of the validation data has a label");

@@ -61,7 +61,14 @@ impl Seat {
     fn shown(&self) -> RankState {
         let along = |at: &Coordinate| format!("{} {}", at.dimension, at.index);
         let place: Vec<String> = place(&self.mesh).coordinates.iter().map(along).collect();
-        RankState { place: place.join(", "), step: self.step, phase: self.phase, ..RankState::default() }
+        let last = self.mesh.recorder().last();
+        let collective = last.map(|event| format!("{} #{} on {}", event.op, event.sequence, event.group));
+        RankState {
+            place: place.join(", "),
+            step: self.step,
+            phase: self.phase,
+            collective: collective.unwrap_or_default(),
+        }
     }
 
     /// Why it failed. The recorder knows, where the error that came to the top may have come through libtorch.

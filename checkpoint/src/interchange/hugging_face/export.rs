@@ -197,8 +197,12 @@ impl<'a> Export<'a> {
         put(store, CONFIG, &self.config.to_json(torch_name(dtype.unwrap_or(Dtype::F32))))
     }
 
-    /// Refuses a folder that holds files of tensors that are not those of this model.
-    fn refuse_strangers(&self, store: &Store) -> Result<()> {
+    /// Refuses a folder that holds files of tensors that are not those of this model, as [`finish`](Self::finish) would once
+    /// all is written.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; the store's.
+    pub fn refuse_strangers(&self, store: &Store) -> Result<()> {
         let stranger = |path: &&(String, u64)| {
             let ours = self.files.iter().any(|file| file.name == path.0) || (self.files.len() > 1 && path.0 == INDEX);
             !ours && (path.0.ends_with(".safetensors") || path.0 == INDEX)

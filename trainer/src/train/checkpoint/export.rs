@@ -18,41 +18,30 @@ pub(super) fn hugging_face(
     model: Vec<Item>,
     dtype: ModelDtype,
 ) -> anyhow::Result<()> {
-    let shards = store.below(&format!("step-{step}-shards"));
-    save(&shards, mesh, step, model, serde_json::Value::Null).context("saving the model's shards")?;
-    let written = write(&shards, store, mesh, shape, step, dtype);
-    // Every rank has read what it needs, or has failed, before the shards go.
-    let agreed = written.and_then(|()| Ok(mesh.world().barrier()?));
-    if mesh.rank() == 0 && agreed.is_ok() {
+    let (shards, target) = (store.below(&format!("step-{step}-shards")), store.below(&folder(step)));
+    let world = mesh.world();
+    if mesh.rank() == 0 {
+        // An attempt that failed may have left some.
         shards.delete_folder("")?;
-        tracing::info!("the model of step {step} is in {}", store.below(&folder(step)));
     }
-    agreed
+    save(&shards, mesh, step, model, serde_json::Value::Null).context("saving the model's shards")?;
+    let source = Checkpoint::open(&shards, Which::Step(step))?;
+    let mut options = Options::new(shape.clone());
+    options.dtype = Some(Dtype::of(dtype.kind())?);
+    let export = Export::new(&source, &options)?;
+    let first = mesh.rank() == 0;
+    world.all_ok(if first { export.refuse_strangers(&target) } else { Ok(()) })?;
+    let mut files = (mesh.rank()..export.files()).step_by(mesh.world_size());
+    world.all_ok(files.try_for_each(|file| export.write_file(&target, file, &mut |_| {})))?;
+    // The shards go once every rank has read what it needs.
+    if first {
+        export.finish(&target)?;
+        shards.delete_folder("")?;
+        tracing::info!("the model of step {step} is in {target}");
+    }
+    Ok(())
 }
 
 fn folder(step: u64) -> String {
     format!("step-{step}-hf")
-}
-
-fn write(
-    shards: &Store,
-    store: &Store,
-    mesh: &DeviceMesh,
-    shape: &Config,
-    step: u64,
-    dtype: ModelDtype,
-) -> anyhow::Result<()> {
-    let source = Checkpoint::open(shards, Which::Step(step))?;
-    let mut options = Options::new(shape.clone());
-    options.dtype = Some(Dtype::of(dtype.kind())?);
-    let target = store.below(&folder(step));
-    let export = Export::new(&source, &options)?;
-    for file in (mesh.rank()..export.files()).step_by(mesh.world_size()) {
-        export.write_file(&target, file, &mut |_| {})?;
-    }
-    mesh.world().barrier()?;
-    if mesh.rank() == 0 {
-        export.finish(&target)?;
-    }
-    Ok(())
 }

@@ -66,10 +66,17 @@ pub(super) fn float8_in(source: &dyn Source, composition: &Composition) -> Vec<I
     for name in composition.float8_histories().keys() {
         for operand in OPERANDS {
             let amax = format!("{AMAX}.{operand}.{name}");
-            if let Some(info) = source.tensors().get(&amax) {
-                let layout = Layout::replicated(&info.shape).held_by_stages(&composition.stages_of(name));
-                let shape: Vec<i64> = info.shape.iter().map(|&length| length as i64).collect();
-                items.push(Item::new(amax, layout, tch::Tensor::zeros(shape, (Kind::Float, tch::Device::Cpu))));
+            // As many steps as anybody remembers.
+            let steps = source.tensors().get(&amax).map(|info| info.shape.as_slice());
+            if let Some(&[steps]) = steps
+                && steps <= 1 << 16
+            {
+                let layout = Layout::replicated(&[steps]).held_by_stages(&composition.stages_of(name));
+                items.push(Item::new(
+                    amax,
+                    layout,
+                    tch::Tensor::zeros([steps as i64], (Kind::Float, tch::Device::Cpu)),
+                ));
             }
         }
     }

@@ -1,7 +1,8 @@
 //! What a run starts from: its own latest checkpoint, a given step of it, another run's, or nothing.
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use ferrotitan_checkpoint::interchange::Opened;
+use ferrotitan_checkpoint::interchange::hugging_face::Config as Shape;
 use ferrotitan_checkpoint::{Checkpoint, Item, LoadOptions, Store, Which, load, steps};
 use ferrotitan_comm::DeviceMesh;
 use ferrotitan_mesh::Mesh as _;
@@ -9,6 +10,7 @@ use ferrotitan_optim::AdamW;
 use serde_json::Value;
 
 use super::items;
+use super::shape::shape;
 use crate::checkpoint_address::open_at;
 use crate::plan::{CheckpointPlan, InitialCheckpoint, Part, Plan};
 use crate::train::compose::Composition;
@@ -24,16 +26,22 @@ pub(in crate::train) fn start(
     let Some(asked) = &plan.checkpoint else { return Ok(Progress::default()) };
     let store = Store::open(&asked.address).context("checkpoint.folder")?;
     let existing = steps(&store).context("checkpoint.folder")?;
+    let shape = &shape(plan);
     let progress = match (&asked.initial, asked.load_step, existing.last()) {
-        (_, Some(step), _) => own(asked, &store, Which::Step(step), mesh, composition, optimizer)?,
+        (_, Some(step), _) => own(asked, &store, Which::Step(step), shape, mesh, composition, optimizer)?,
         (initial, None, Some(_)) => {
             if initial.is_some() && mesh.rank() == 0 {
                 tracing::info!("going on with the run's own checkpoint; checkpoint.initial_load_path is not needed");
             }
-            own(asked, &store, Which::Latest, mesh, composition, optimizer)?
+            own(asked, &store, Which::Latest, shape, mesh, composition, optimizer)?
         }
-        (Some(initial), None, None) => other(asked, initial, mesh, composition, optimizer)?,
-        (None, None, None) => return Ok(Progress::default()),
+        (Some(initial), None, None) => other(asked, initial, shape, mesh, composition, optimizer)?,
+        (None, None, None) => {
+            if mesh.rank() == 0 {
+                begun_in_vain(&store)?;
+            }
+            return Ok(Progress::default());
+        }
     };
     if asked.saves
         && let Some(later) = existing.iter().find(|step| **step > progress.step)
@@ -48,11 +56,46 @@ pub(in crate::train) fn start(
     Ok(progress)
 }
 
+/// Warns of steps that are there and cannot be loaded: somebody may have meant the run to go on from one.
+fn begun_in_vain(store: &Store) -> anyhow::Result<()> {
+    let folders = store.folders("").context("checkpoint.folder")?;
+    let steps: Vec<&str> = folders.iter().map(String::as_str).filter(|name| name.starts_with("step-")).collect();
+    if !steps.is_empty() {
+        tracing::warn!(
+            "{store} has no step that was saved to its end, but parts of {}: the run starts anew, and will delete them",
+            steps.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a model of another shape, which may have tensors of the same shapes.
+fn same_model(found: &Shape, needed: &Shape) -> anyhow::Result<()> {
+    let sizes = |shape: &Shape| {
+        [
+            ("blocks", shape.n_layers),
+            ("heads", shape.n_heads),
+            ("key-value heads", shape.n_kv_heads),
+            ("tied embeddings", usize::from(shape.tied_embeddings)),
+        ]
+    };
+    for ((name, found), (_, needed)) in sizes(found).into_iter().zip(sizes(needed)) {
+        ensure!(found == needed, "the checkpoint's model has {name} {found}, and the config's {needed}");
+    }
+    let rope = |shape: &Shape| (shape.rope_theta, shape.rope_scaling, shape.norm_eps);
+    if rope(found) != rope(needed) {
+        let (found, needed) = (rope(found), rope(needed));
+        tracing::warn!("the rotary base, its scaling and the norm's epsilon were {found:?} and are {needed:?}");
+    }
+    Ok(())
+}
+
 /// A checkpoint of this run.
 fn own(
     asked: &CheckpointPlan,
     store: &Store,
     which: Which,
+    shape: &Shape,
     mesh: &DeviceMesh,
     composition: &Composition,
     optimizer: &AdamW,
@@ -60,13 +103,14 @@ fn own(
     let checkpoint = Checkpoint::open(store, which)?;
     // Initial weights come without a run.
     let seed = checkpoint.step() == 0;
-    resume(asked, &checkpoint, seed, LoadOptions::default(), mesh, composition, optimizer)
+    resume(asked, &checkpoint, seed, LoadOptions::default(), shape, mesh, composition, optimizer)
 }
 
 /// A checkpoint of another run: ours, PyTorch's, or a Hugging Face model.
 fn other(
     asked: &CheckpointPlan,
     initial: &InitialCheckpoint,
+    shape: &Shape,
     mesh: &DeviceMesh,
     composition: &Composition,
     optimizer: &AdamW,
@@ -77,8 +121,11 @@ fn other(
     if initial.hugging_face && !matches!(opened, Opened::HuggingFace(_)) {
         bail!("{KEY}: {} holds a {opened}; leave checkpoint.initial_load_in_hf at false", initial.address);
     }
+    if let Opened::HuggingFace(model) = &opened {
+        same_model(model.config(), shape).context(KEY)?;
+    }
     if let Opened::Native(checkpoint) = &opened {
-        return resume(asked, checkpoint, initial.model_only, cast, mesh, composition, optimizer).context(KEY);
+        return resume(asked, checkpoint, initial.model_only, cast, shape, mesh, composition, optimizer).context(KEY);
     }
     if !initial.model_only {
         bail!("{KEY}: of a {opened} the model alone can be loaded; set checkpoint.initial_load_model_only");
@@ -93,13 +140,20 @@ fn resume(
     checkpoint: &Checkpoint,
     model_only: bool,
     options: LoadOptions,
+    shape: &Shape,
     mesh: &DeviceMesh,
     composition: &Composition,
     optimizer: &AdamW,
 ) -> anyhow::Result<Progress> {
     let state = checkpoint.state();
+    if let Ok(found) = serde_json::from_value::<Shape>(state["model"].clone()) {
+        same_model(&found, shape)?;
+    }
+    // A model alone may have been saved in another dtype.
+    let alone = state["model_only"] == Value::Bool(true);
+    let options = LoadOptions { cast: options.cast || alone, ..options };
     let wants_optimizer = !model_only && asked.loads(Part::Optimizer);
-    if wants_optimizer && state["model_only"] == Value::Bool(true) {
+    if wants_optimizer && alone {
         bail!(
             "step {} holds the model alone (checkpoint.last_save_model_only): set checkpoint.load_step to an earlier \
              step, or checkpoint.exclude_from_loading to \"optimizer\"",
@@ -135,8 +189,26 @@ fn resume(
         if progress.cursor != Default::default() {
             data_changed(&state["config"], &asked.config);
         }
+        if progress.schedule > 0 {
+            schedule_changed(&state["config"], &asked.config);
+        }
     }
     Ok(progress)
+}
+
+/// Warns when the learning rate would not have been what it was.
+fn schedule_changed(before: &Value, now: &Value) {
+    let steps = |config: &Value| match &config["lr_scheduler"]["total_steps"] {
+        Value::Null => config["training"]["steps"].clone(),
+        total => total.clone(),
+    };
+    let (before, now) = (steps(before), steps(now));
+    if before != now {
+        tracing::warn!(
+            "the learning-rate schedule was of {before} steps and is of {now}: lr_scheduler.total_steps, the same in all \
+             parts of a run, keeps it"
+        );
+    }
 }
 
 /// Warns when the place in the data is of other data.

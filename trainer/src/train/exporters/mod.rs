@@ -6,7 +6,9 @@ mod traces;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+#[cfg(feature = "pp")]
+use std::time::Instant;
 
 use ferrotitan_comm::{DeviceMesh, Op, Total};
 use ferrotitan_mesh::Mesh as _;
@@ -18,6 +20,7 @@ use tracing_subscriber::{Layer, Registry};
 use crate::config::sections;
 use crate::metrics::{Record, show_lines};
 use crate::plan::{Backend, Plan};
+use samples::Traffic;
 use traces::Tracer;
 
 /// How long the end of a run waits for what is still to be sent.
@@ -36,7 +39,7 @@ impl Exporters {
     /// Starts those that the plan asks for, for the ranks of this process, and the `live` view.
     ///
     /// # Errors
-    /// When an address is taken or wrong, or a folder cannot be written.
+    /// When an address is taken or wrong, a folder cannot be written, or there is no terminal for the view.
     pub fn start(plan: &Plan, ranks: Range<usize>, live: bool) -> anyhow::Result<Self> {
         let view = live.then(|| View::new(&plan.description, plan.steps));
         let asked = &plan.telemetry;
@@ -53,14 +56,8 @@ impl Exporters {
             view: view.clone(),
         };
         let telemetry = Telemetry::start(options, ranks)?;
-        let tui = match view.clone().map(Tui::start).transpose() {
-            Ok(tui) => tui,
-            Err(error) => {
-                tracing::warn!("{error}");
-                None
-            }
-        };
-        if let (Some(view), true) = (view.clone(), tui.is_some()) {
+        let tui = view.clone().map(Tui::start).transpose()?;
+        if let Some(view) = view.clone() {
             show_lines(move |line| view.line(line));
         }
         Ok(Self { telemetry, spans: Spans::new(Clock::start()), view, tui })
@@ -90,6 +87,7 @@ impl Exporters {
             often: plan.metrics.log_freq,
             mesh: mesh.clone(),
             began: BTreeMap::new(),
+            traffic: Traffic::new(),
             tracer,
         })
     }
@@ -114,6 +112,8 @@ pub(super) struct RankExporter {
     mesh: DeviceMesh,
     /// The totals of collectives when the step began.
     began: BTreeMap<(Arc<str>, Op), Total>,
+    /// What was sent in the step.
+    traffic: Traffic,
     tracer: Option<Tracer>,
 }
 
@@ -122,6 +122,18 @@ impl RankExporter {
     pub(super) fn run<T>(&mut self, body: impl FnOnce(&mut Self) -> T) -> T {
         Spans::enter_rank(self.mesh.rank());
         self.metrics.clone().run(|| body(self))
+    }
+
+    /// Whether somebody looks at the metrics.
+    pub(super) fn exports(&self) -> bool {
+        self.exports
+    }
+
+    /// The passes of a step and its update are done. What follows is not of the step.
+    pub(super) fn stepped(&mut self) {
+        if self.exports {
+            self.traffic = samples::traffic(&self.mesh, &self.began);
+        }
     }
 
     /// A step begins.
@@ -151,13 +163,12 @@ impl RankExporter {
         if !self.exports {
             return Ok(());
         }
-        let traffic = samples::traffic(&self.mesh, &self.began);
         let step = record.step.step;
         let slow = match step == 1 || step.is_multiple_of(self.often) {
-            true => samples::slow_rank(&self.mesh, &traffic)?,
+            true => samples::slow_rank(&self.mesh, &self.traffic)?,
             false => None,
         };
-        let samples = samples::samples(record, seen, largest, &self.mesh, &traffic, slow);
+        let samples = samples::samples(record, seen, largest, &self.mesh, &self.traffic, slow);
         Ok(self.metrics.step(step, &samples)?)
     }
 }
