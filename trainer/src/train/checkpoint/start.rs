@@ -26,16 +26,16 @@ pub(in crate::train) fn start(
     let Some(asked) = &plan.checkpoint else { return Ok(Progress::default()) };
     let store = Store::open(&asked.address).context("checkpoint.folder")?;
     let existing = steps(&store).context("checkpoint.folder")?;
-    let shape = &shape(plan);
+    let run = Start { asked, shape: shape(plan), mesh, composition, optimizer };
     let progress = match (&asked.initial, asked.load_step, existing.last()) {
-        (_, Some(step), _) => own(asked, &store, Which::Step(step), shape, mesh, composition, optimizer)?,
+        (_, Some(step), _) => run.own(&store, Which::Step(step))?,
         (initial, None, Some(_)) => {
             if initial.is_some() && mesh.rank() == 0 {
                 tracing::info!("going on with the run's own checkpoint; checkpoint.initial_load_path is not needed");
             }
-            own(asked, &store, Which::Latest, shape, mesh, composition, optimizer)?
+            run.own(&store, Which::Latest)?
         }
-        (Some(initial), None, None) => other(asked, initial, shape, mesh, composition, optimizer)?,
+        (Some(initial), None, None) => run.other(initial).context("checkpoint.initial_load_path")?,
         (None, None, None) => {
             if mesh.rank() == 0 {
                 begun_in_vain(&store)?;
@@ -54,6 +54,101 @@ pub(in crate::train) fn start(
     }
     composition.after_update()?;
     Ok(progress)
+}
+
+/// A run that starts.
+struct Start<'a> {
+    asked: &'a CheckpointPlan,
+    shape: Shape,
+    mesh: &'a DeviceMesh,
+    composition: &'a Composition,
+    optimizer: &'a AdamW,
+}
+
+impl Start<'_> {
+    /// From a checkpoint of its own.
+    fn own(&self, store: &Store, which: Which) -> anyhow::Result<Progress> {
+        let checkpoint = Checkpoint::open(store, which)?;
+        // Initial weights come without a run.
+        let seed = checkpoint.step() == 0;
+        self.resume(&checkpoint, seed, LoadOptions::default())
+    }
+
+    /// From a checkpoint of another run: ours, PyTorch's, or a Hugging Face model.
+    fn other(&self, initial: &InitialCheckpoint) -> anyhow::Result<Progress> {
+        let cast = LoadOptions { cast: true, exact: false };
+        let opened = open_at(&initial.address, None)?;
+        if initial.hugging_face && !matches!(opened, Opened::HuggingFace(_)) {
+            bail!("{} holds a {opened}; leave checkpoint.initial_load_in_hf at false", initial.address);
+        }
+        match &opened {
+            Opened::Native(checkpoint) => return self.resume(checkpoint, initial.model_only, cast),
+            Opened::HuggingFace(model) => same_model(model.config(), &self.shape)?,
+            _ => {}
+        }
+        if !initial.model_only {
+            bail!("of a {opened} the model alone can be loaded; set checkpoint.initial_load_model_only");
+        }
+        load(&opened, items::model(self.composition, None)?, self.mesh, &cast)?;
+        if self.mesh.rank() == 0 {
+            tracing::info!("loaded the model of {}", initial.address);
+        }
+        Ok(Progress::default())
+    }
+
+    /// From where a checkpoint ends.
+    fn resume(&self, checkpoint: &Checkpoint, model_only: bool, options: LoadOptions) -> anyhow::Result<Progress> {
+        let Start { asked, composition, mesh, .. } = self;
+        let state = checkpoint.state();
+        if let Ok(found) = serde_json::from_value::<Shape>(state["model"].clone()) {
+            same_model(&found, &self.shape)?;
+        }
+        // A model alone may have been saved in another dtype.
+        let alone = state["model_only"] == Value::Bool(true);
+        let options = LoadOptions { cast: options.cast || alone, ..options };
+        let wants_optimizer = !model_only && asked.loads(Part::Optimizer);
+        if wants_optimizer && alone {
+            bail!(
+                "step {} holds the model alone (checkpoint.last_save_model_only): set checkpoint.load_step to an earlier \
+                 step, or checkpoint.exclude_from_loading to \"optimizer\"",
+                checkpoint.step()
+            );
+        }
+        let mut all: Vec<Item> = items::model(composition, None)?;
+        if wants_optimizer {
+            all.extend(items::optimizer(self.optimizer)?);
+        }
+        let float8 = if model_only { Vec::new() } else { items::float8_in(checkpoint, composition) };
+        all.extend(float8.iter().map(|item| Item::new(&item.name, item.layout.clone(), item.tensor.shallow_clone())));
+        load(checkpoint, all, mesh, &options)?;
+        items::restore_float8(&float8, composition)?;
+        let mut progress = match model_only {
+            true => Progress::default(),
+            false => {
+                let found = serde_json::from_value::<Progress>(state["progress"].clone());
+                found.with_context(|| format!("the progress of step {}", checkpoint.step()))?
+            }
+        };
+        if !asked.loads(Part::LrScheduler) {
+            progress.schedule = 0;
+        }
+        if !asked.loads(Part::Dataloader) {
+            progress.cursor = Default::default();
+        }
+        if !asked.loads(Part::TrainState) {
+            (progress.step, progress.tokens) = (0, 0);
+        }
+        if mesh.rank() == 0 {
+            tracing::info!("loaded step {}; the next step is {}", checkpoint.step(), progress.step + 1);
+            if progress.cursor != Default::default() {
+                data_changed(&state["config"], &asked.config);
+            }
+            if progress.schedule > 0 {
+                schedule_changed(&state["config"], &asked.config);
+            }
+        }
+        Ok(progress)
+    }
 }
 
 /// Warns of steps that are there and cannot be loaded: somebody may have meant the run to go on from one.
@@ -88,112 +183,6 @@ fn same_model(found: &Shape, needed: &Shape) -> anyhow::Result<()> {
         tracing::warn!("the rotary base, its scaling and the norm's epsilon were {found:?} and are {needed:?}");
     }
     Ok(())
-}
-
-/// A checkpoint of this run.
-fn own(
-    asked: &CheckpointPlan,
-    store: &Store,
-    which: Which,
-    shape: &Shape,
-    mesh: &DeviceMesh,
-    composition: &Composition,
-    optimizer: &AdamW,
-) -> anyhow::Result<Progress> {
-    let checkpoint = Checkpoint::open(store, which)?;
-    // Initial weights come without a run.
-    let seed = checkpoint.step() == 0;
-    resume(asked, &checkpoint, seed, LoadOptions::default(), shape, mesh, composition, optimizer)
-}
-
-/// A checkpoint of another run: ours, PyTorch's, or a Hugging Face model.
-fn other(
-    asked: &CheckpointPlan,
-    initial: &InitialCheckpoint,
-    shape: &Shape,
-    mesh: &DeviceMesh,
-    composition: &Composition,
-    optimizer: &AdamW,
-) -> anyhow::Result<Progress> {
-    const KEY: &str = "checkpoint.initial_load_path";
-    let cast = LoadOptions { cast: true, exact: false };
-    let opened = open_at(&initial.address, None).context(KEY)?;
-    if initial.hugging_face && !matches!(opened, Opened::HuggingFace(_)) {
-        bail!("{KEY}: {} holds a {opened}; leave checkpoint.initial_load_in_hf at false", initial.address);
-    }
-    if let Opened::HuggingFace(model) = &opened {
-        same_model(model.config(), shape).context(KEY)?;
-    }
-    if let Opened::Native(checkpoint) = &opened {
-        return resume(asked, checkpoint, initial.model_only, cast, shape, mesh, composition, optimizer).context(KEY);
-    }
-    if !initial.model_only {
-        bail!("{KEY}: of a {opened} the model alone can be loaded; set checkpoint.initial_load_model_only");
-    }
-    load(&opened, items::model(composition, None)?, mesh, &cast).context(KEY)?;
-    Ok(Progress::default())
-}
-
-/// Goes on where a checkpoint ends.
-fn resume(
-    asked: &CheckpointPlan,
-    checkpoint: &Checkpoint,
-    model_only: bool,
-    options: LoadOptions,
-    shape: &Shape,
-    mesh: &DeviceMesh,
-    composition: &Composition,
-    optimizer: &AdamW,
-) -> anyhow::Result<Progress> {
-    let state = checkpoint.state();
-    if let Ok(found) = serde_json::from_value::<Shape>(state["model"].clone()) {
-        same_model(&found, shape)?;
-    }
-    // A model alone may have been saved in another dtype.
-    let alone = state["model_only"] == Value::Bool(true);
-    let options = LoadOptions { cast: options.cast || alone, ..options };
-    let wants_optimizer = !model_only && asked.loads(Part::Optimizer);
-    if wants_optimizer && alone {
-        bail!(
-            "step {} holds the model alone (checkpoint.last_save_model_only): set checkpoint.load_step to an earlier \
-             step, or checkpoint.exclude_from_loading to \"optimizer\"",
-            checkpoint.step()
-        );
-    }
-    let mut all: Vec<Item> = items::model(composition, None)?;
-    if wants_optimizer {
-        all.extend(items::optimizer(optimizer)?);
-    }
-    let float8 = if model_only { Vec::new() } else { items::float8_in(checkpoint, composition) };
-    all.extend(float8.iter().map(|item| Item::new(&item.name, item.layout.clone(), item.tensor.shallow_clone())));
-    load(checkpoint, all, mesh, &options)?;
-    items::restore_float8(&float8, composition)?;
-    let mut progress = match model_only {
-        true => Progress::default(),
-        false => {
-            let found = serde_json::from_value::<Progress>(state["progress"].clone());
-            found.with_context(|| format!("the progress of step {}", checkpoint.step()))?
-        }
-    };
-    if !asked.loads(Part::LrScheduler) {
-        progress.schedule = 0;
-    }
-    if !asked.loads(Part::Dataloader) {
-        progress.cursor = Default::default();
-    }
-    if !asked.loads(Part::TrainState) {
-        (progress.step, progress.tokens) = (0, 0);
-    }
-    if mesh.rank() == 0 {
-        tracing::info!("loaded step {}; the next step is {}", checkpoint.step(), progress.step + 1);
-        if progress.cursor != Default::default() {
-            data_changed(&state["config"], &asked.config);
-        }
-        if progress.schedule > 0 {
-            schedule_changed(&state["config"], &asked.config);
-        }
-    }
-    Ok(progress)
 }
 
 /// Warns when the learning rate would not have been what it was.
