@@ -185,6 +185,8 @@ fn through_hugging_face_and_back() {
     assert!(said.contains("layers.5.attention.wq.weight") && said.contains("Hugging Face"), "{said}");
     let (code, said) = checkpoint(&["verify", &native]);
     assert_eq!((code, said.contains("sound")), (Some(0), true), "{said}");
+    let (code, said) = checkpoint(&["verify", &model]);
+    assert_eq!((code, said.contains("every tensor can be read")), (Some(0), true), "{said}");
     // To another format and back: nothing is lost.
     let (there, back) = (address("there"), address("back"));
     for (from, to, format) in [(&model, &there, "native"), (&there, &back, "hf")] {

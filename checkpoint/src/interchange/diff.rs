@@ -87,6 +87,24 @@ pub fn diff(first: &dyn Source, second: &dyn Source, progress: &mut dyn FnMut(u6
     Ok(differences)
 }
 
+/// Reads every tensor of a source once, a piece at a time: whether all of it is there, where a format has no checksums.
+/// `progress` is told how many bytes of how many were read.
+///
+/// # Errors
+/// Those of the source.
+pub fn read_all(source: &dyn Source, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    let total = source.tensors().values().map(|info| info.bytes().unwrap_or(0) as u64).sum();
+    let (mut done, mut bytes) = (0, Vec::new());
+    for (name, info) in source.tensors() {
+        for piece in pieces(&Region::whole(&info.shape), info.dtype.size(), PIECE) {
+            read(source, name, info, &piece, &mut bytes)?;
+            done += bytes.len() as u64;
+            progress(done, total);
+        }
+    }
+    Ok(())
+}
+
 fn read(source: &dyn Source, name: &str, info: &TensorInfo, piece: &Region, out: &mut Vec<u8>) -> Result<()> {
     out.resize(piece.numel() * info.dtype.size(), 0);
     source.read(name, piece, out)

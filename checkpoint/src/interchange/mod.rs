@@ -16,6 +16,6 @@ mod opened;
 mod safetensors_file;
 
 pub use self::convert::convert;
-pub use self::diff::{Difference, Finding, diff};
+pub use self::diff::{Difference, Finding, diff, read_all};
 pub use self::memory::Memory;
 pub use self::opened::{Opened, Row, open};
